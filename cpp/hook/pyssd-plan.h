@@ -1,0 +1,30 @@
+#pragma once
+
+// Applying a graph plan: the functions that our edits call from llama-context.cpp.
+
+#include "pyssd-state.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+struct llama_context;
+class llm_graph_result;
+
+// called by the constructor of a context instead of making a KV memory; false if this context is no borrower
+bool pyssd_memory_borrow(llama_context & ctx);
+
+// called for every graph that process_ubatch builds, before it is allocated; false: the context's error says why
+bool pyssd_graph_apply(llama_context & ctx, llm_graph_result & res);
+
+// the first rows of this matrix are a prefix of its buffer (plain or packed in groups of rows), so that a view trims it
+bool pyssd_has_prefix_rows(const ggml_tensor * w);
+
+// remember why a call on this context failed; returns -1
+int32_t pyssd_fail(const llama_context & ctx, const std::string & text);
+
+// tensors of the context's memory that hold recurrent state
+std::vector<ggml_tensor *> pyssd_recurrent_state(const llama_context & ctx);
+
+// room for the nodes that a plan may add
+uint32_t pyssd_extra_nodes(const llama_context & ctx);

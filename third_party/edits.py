@@ -1,0 +1,129 @@
+"""Our edits to upstream's sources, each tied to an anchor that must occur exactly once.
+
+An anchor is the shortest text that names its place; no passage of upstream is kept here. `fetch.py` applies the edits and
+fails loudly when an anchor is missing or ambiguous, so a version bump shows at once what has to be looked at again.
+Everything of substance lives in cpp/hook; an edit only calls it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change: `text` goes before or after `anchor`, or in its place."""
+
+    path: str  # relative to vendor/llama.cpp
+    anchor: str
+    text: str
+    where: Literal["before", "after", "replace"] = "after"
+
+
+CONTEXT_H = "src/llama-context.h"
+CONTEXT_CPP = "src/llama-context.cpp"
+
+EDITS: tuple[Edit, ...] = (
+    # The id of the graph plan takes part in graph reuse: a draft graph reused for verification would be silently lossy.
+    Edit(
+        "src/llama-cparams.h",
+        "int32_t  nextn_layer_offset = 0;",
+        "\n    uint64_t pyssd_plan = 0; // pyssd: id of the graph plan, 0 = stock graph",
+    ),
+    Edit(
+        "src/llama-graph.h",
+        "if (cparams.nextn_layer_offset != other.cparams.nextn_layer_offset) {",
+        "if (!pyssd_plan_same(cparams.pyssd_plan, other.cparams.pyssd_plan)) { // pyssd:\n"
+        "            return false;\n"
+        "        }\n\n        ",
+        "before",
+    ),
+    Edit(
+        "src/llama-graph.h",
+        '#include "llama-adapter.h"',
+        '\n#include "pyssd-state.h" // pyssd:',
+    ),
+    # State of the hook, and a KV memory that several contexts may hold.
+    Edit(
+        CONTEXT_H,
+        "llama_memory_ptr memory;",
+        "std::shared_ptr<llama_memory_i> memory; // pyssd: borrowers hold it too",
+        "replace",
+    ),
+    Edit(
+        CONTEXT_H,
+        "bool has_evaluated_once = false;",
+        "\n\n    pyssd_state pyssd; // pyssd:\n    friend struct pyssd_access;",
+    ),
+    Edit(
+        CONTEXT_CPP,
+        '#include "llama-context.h"',
+        '\n#include "pyssd-plan.h" // pyssd:',
+    ),
+    # A borrower takes over the owner's resolved parameters and its memory instead of making one.
+    Edit(
+        CONTEXT_CPP,
+        "memory.reset(model.create_memory(params_mem, cparams));",
+        "if (!pyssd_memory_borrow(*this)) // pyssd:\n        ",
+        "before",
+    ),
+    Edit(
+        CONTEXT_CPP,
+        "cparams.pipeline_parallel = pipeline_parallel;",
+        "cparams.pipeline_parallel = pipeline_parallel && !pyssd.owner; // pyssd:",
+        "replace",
+    ),
+    # Adapters live on the owner.
+    Edit(
+        CONTEXT_CPP,
+        "/*.cvec        =*/ cvec.get(),",
+        "/*.cvec        =*/ pyssd.owner ? pyssd.owner->cvec.get() : cvec.get(), // pyssd:",
+        "replace",
+    ),
+    Edit(
+        CONTEXT_CPP,
+        "/*.loras       =*/ loras.get(),",
+        "/*.loras       =*/ pyssd.owner ? pyssd.owner->loras.get() : loras.get(), // pyssd:",
+        "replace",
+    ),
+    Edit(
+        CONTEXT_CPP,
+        "loras.reset(new llama_adapter_loras());",
+        "\n    pyssd.adapters++; // pyssd:",
+    ),
+    Edit(
+        CONTEXT_CPP,
+        "bool res = cvec->apply(model, data, len, n_embd, il_start, il_end);",
+        "\n    pyssd.adapters++; // pyssd:",
+    ),
+    # The plan rewrites the graph between its construction and its allocation.
+    Edit(
+        CONTEXT_CPP,
+        "if (!ggml_backend_sched_alloc_graph(sched.get(), gf)) {",
+        "if (!pyssd_graph_apply(*this, *res)) { // pyssd:\n"
+        "            ret = GGML_STATUS_FAILED;\n"
+        "            return nullptr;\n"
+        "        }\n\n        ",
+        "before",
+    ),
+    Edit(
+        CONTEXT_CPP,
+        "res += n_sampling_nodes;",
+        "\n    res += pyssd_extra_nodes(*this); // pyssd:",
+    ),
+    # A plan may outgrow or undercut the reserve on purpose: no warning about it at close.
+    Edit(
+        CONTEXT_CPP,
+        "if (!model.hparams.no_alloc && !opt_ctx) {",
+        "if (!model.hparams.no_alloc && !opt_ctx && !pyssd.owner) { // pyssd:",
+        "replace",
+    ),
+    # In reference mode a product must not depend on the number of columns; sgemm is taken from two columns on.
+    Edit(
+        "ggml/src/ggml-cpu/llamafile/sgemm.cpp",
+        "// only enable sgemm for prompt processing",
+        "if (params->use_ref) { // pyssd:\n        return false;\n    }\n\n    ",
+        "before",
+    ),
+)
