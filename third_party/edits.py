@@ -107,6 +107,13 @@ EDITS: tuple[Edit, ...] = (
         "        }\n\n        ",
         "before",
     ),
+    # The walk over the blocks needs the graph as it was built, before the scheduler puts copies between devices into it.
+    Edit(
+        CONTEXT_CPP,
+        "ggml_backend_sched_split_graph(sched.get(), gf);",
+        "if (!pyssd_graph_is_walked()) // pyssd:\n            ",
+        "before",
+    ),
     Edit(
         CONTEXT_CPP,
         "res += n_sampling_nodes;",

@@ -109,12 +109,20 @@ int32_t pyssd_plan_set(llama_context * ctx, const pyssd_plan * plan) {
     return 0;
 }
 
+static thread_local bool tl_walked = false;
+
+bool pyssd_graph_is_walked(void) {
+    return tl_walked;
+}
+
 static bool walk_reserved(llama_context * ctx, uint32_t n_tokens, uint32_t n_outputs, pyssd_blocks & out) {
     auto mctx = pyssd_access::memory(*ctx)->init_full();
     if (!mctx) {
         return false;
     }
+    tl_walked = true;
     ggml_cgraph * gf = ctx->graph_reserve(n_tokens, 1, n_outputs, mctx.get(), true);
+    tl_walked = false;
     const llm_graph_result * res = ctx->get_gf_res_reserve();
     if (!gf || !res->t_logits) {
         return false;

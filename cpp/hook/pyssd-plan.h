@@ -28,3 +28,6 @@ std::vector<ggml_tensor *> pyssd_recurrent_state(const llama_context & ctx);
 
 // room for the nodes that a plan may add
 uint32_t pyssd_extra_nodes(const llama_context & ctx);
+
+// true while pyssd_blocks_find builds its graph: splitting it over devices would cut the edges that the walk follows
+bool pyssd_graph_is_walked(void);
