@@ -1,0 +1,323 @@
+#include "session.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+
+#include "api.h"
+
+namespace pyssd {
+
+static constexpr int32_t DRAFT_BATCH = 8; // one token a step; the compute buffer stays near 1 MB
+
+static bool abort_requested(void * data) {
+    return static_cast<const std::atomic<bool> *>(data)->load(std::memory_order_relaxed);
+}
+
+static int32_t vocab_size_of(const llama_context * ctx) {
+    return api().llama_vocab_n_tokens(api().llama_model_get_vocab(api().llama_get_model(ctx)));
+}
+
+session::session(llama_context * ctx, bool exact)
+    : target(ctx), current(ctx), memory(api().llama_get_memory(ctx)),
+      vocab(api().llama_model_get_vocab(api().llama_get_model(ctx))), vocab_size(vocab_size_of(ctx)),
+      embd_size(api().llama_model_n_embd(api().llama_get_model(ctx))), target_batch((int32_t) api().llama_n_batch(ctx)),
+      draft_batch(1), cand(vocab_size_of(ctx)) {
+    api().llama_set_abort_callback(target, abort_requested, &cancelled);
+    if (exact) {
+        api().pyssd_reference_set(target, true);
+    }
+    if (memory != nullptr) {
+        api().pyssd_memory_swa(target, &swa_window, &swa_chunked, &swa_reach);
+        past = api().llama_memory_seq_pos_max(memory, 0) + 1;
+    }
+}
+
+session::~session() {
+    try {
+        close();
+    } catch (const std::exception &) {
+        // busy: a destructor has nobody to tell
+    }
+}
+
+session::call::call(session & s) : owner(s) {
+    if (owner.busy.exchange(true)) {
+        throw error(error_kind::BUSY, "the session is in use by another call; use one session per thread");
+    }
+    if (owner.closed) {
+        owner.busy = false;
+        throw error(error_kind::CLOSED, "the session is closed; make a new one");
+    }
+}
+
+session::call::~call() {
+    assert(owner.closed || owner.memory == nullptr || owner.round_size > 0 ||
+           api().llama_memory_seq_pos_max(owner.memory, 0) + 1 == owner.past);
+    owner.busy = false;
+}
+
+void session::close() {
+    if (busy.exchange(true)) {
+        throw error(error_kind::BUSY, "the session is in use; cancel the running call before closing");
+    }
+    if (!closed) {
+        closed = true;
+        api().llama_synchronize(current);
+        if (round_size > 0) {
+            api().llama_memory_seq_rm(memory, 0, past, -1);
+            round_size = 0;
+        }
+        release_scout();
+        if (draft_ctx != nullptr) {
+            api().llama_free(draft_ctx);
+            draft_ctx = nullptr;
+        }
+        chain_copy.release();
+        api().llama_set_abort_callback(target, nullptr, nullptr);
+    }
+    busy = false;
+}
+
+void session::cancel() {
+    cancelled = true;
+}
+
+void session::clear_cancel() {
+    cancelled = false;
+}
+
+void session::set_n_past(int32_t n_past) {
+    call guard(*this);
+    round_size = 0;
+    chain_copy.invalidate();
+    target_batch.clear();
+    const int32_t n_cells = memory == nullptr ? 0 : api().llama_memory_seq_pos_max(memory, 0) + 1;
+    if (n_past != n_cells) {
+        past = n_cells;
+        throw error(error_kind::ARGUMENT, "n_past = " + std::to_string(n_past) +
+                                              " does not match the KV memory, which ends at " +
+                                              std::to_string(n_cells) + "; rewind instead");
+    }
+    past = n_past;
+}
+
+// asked once: finding the blocks builds a graph
+const std::string & session::find_refusal() {
+    if (refusal_known) {
+        return refusal_text;
+    }
+    const llama_model * model = api().llama_get_model(target);
+    refusal_known = true;
+    if (memory == nullptr) {
+        refusal_text = "the model keeps no KV memory";
+        return refusal_text;
+    }
+    if (api().llama_model_has_encoder(model)) {
+        refusal_text = "encoder-decoder models are not supported";
+    } else if (api().llama_model_is_diffusion(model)) {
+        refusal_text = "diffusion models do not decode token by token";
+    } else if (api().llama_pooling_type(target) > LLAMA_POOLING_TYPE_NONE || !api().llama_get_causal_attn(target)) {
+        refusal_text = "the context computes embeddings";
+    }
+    if (!refusal_text.empty()) {
+        return refusal_text;
+    }
+    can_rewind = api().pyssd_memory_can_rewind(target) == 1;
+    if (!can_rewind) {
+        refusal_text = api().pyssd_error(target);
+    } else if (api().pyssd_outputs_max(target) < 2) {
+        refusal_text = "the context reserves one row of logits only (n_outputs_max)";
+    }
+    // looked for even if speculation is refused: the blocks can still be listed and judged on a memory of their own
+    const int32_t n = api().pyssd_blocks_find(target, nullptr, 0);
+    if (n >= 0) {
+        block_list.resize(n);
+        api().pyssd_blocks_find(target, block_list.data(), n);
+    } else if (refusal_text.empty()) {
+        refusal_text = api().pyssd_error(target);
+    }
+    return refusal_text;
+}
+
+std::string session::refusal() {
+    call guard(*this);
+    return find_refusal();
+}
+
+std::vector<pyssd_block> session::blocks() {
+    call guard(*this);
+    find_refusal();
+    return block_list;
+}
+
+void session::require_speculation() {
+    if (!find_refusal().empty()) {
+        throw error(error_kind::UNSUPPORTED_MODEL, "speculation is not possible: " + refusal_text + "; decode plainly");
+    }
+}
+
+pyssd_plan session::plan_of(const uint8_t * skip, int32_t n_blocks, int32_t head_rows) {
+    find_refusal();
+    if (block_list.empty()) {
+        throw error(error_kind::UNSUPPORTED_MODEL, "no block can be skipped: " + refusal_text + "; decode plainly");
+    }
+    if (skip != nullptr && n_blocks != (int32_t) block_list.size()) {
+        throw error(error_kind::SKIP_SET, "the skip set has " + std::to_string(n_blocks) + " blocks, the model has " +
+                                              std::to_string(block_list.size()) + "; use a set made for this model");
+    }
+    for (int32_t i = 0; skip != nullptr && i < n_blocks; i++) {
+        if (skip[i] != 0 && block_list[i].kind == PYSSD_BLOCK_KIND_MIXER) {
+            throw error(error_kind::SKIP_SET,
+                        "block " + std::to_string(i) + " keeps recurrent state and cannot be skipped; leave it out");
+        }
+    }
+    if (head_rows < 0 || head_rows > vocab_size) {
+        throw error(error_kind::ARGUMENT, "head_rows = " + std::to_string(head_rows) + " is not in 0 .. " +
+                                              std::to_string(vocab_size) + " (the vocabulary)");
+    }
+    pyssd_plan plan{};
+    plan.skip = skip;
+    plan.n_blocks = skip == nullptr ? 0 : n_blocks;
+    plan.head_rows = head_rows;
+    return plan;
+}
+
+// the draft context is made here or at the first draft, whichever comes first: bad plans fail at once
+void session::set_skip(const uint8_t * skip, int32_t n_blocks, int32_t head_rows) {
+    call guard(*this);
+    require_speculation();
+    const pyssd_plan plan = plan_of(skip, n_blocks, head_rows);
+    std::vector<uint8_t> bits;
+    if (skip != nullptr && std::any_of(skip, skip + n_blocks, [](uint8_t bit) { return bit != 0; })) {
+        bits.assign(skip, skip + n_blocks);
+    }
+    if (draft_ctx != nullptr && bits == skip_bits && head_rows == skip_head_rows) {
+        return; // the same plan keeps its graph
+    }
+    ensure_draft();
+    // nothing to change = the stock graph, so that an empty set is exactly the target
+    const bool is_stock = bits.empty() && head_rows == 0;
+    if (api().pyssd_plan_set(draft_ctx, is_stock ? nullptr : &plan) != 0) {
+        const std::string text = api().pyssd_error(draft_ctx);
+        api().pyssd_plan_set(draft_ctx, nullptr);
+        skip_bits.clear();
+        skip_head_rows = 0;
+        throw error(error_kind::SKIP_SET, text);
+    }
+    skip_bits = bits;
+    skip_head_rows = head_rows;
+}
+
+void session::ensure_draft() {
+    if (draft_ctx != nullptr) {
+        return;
+    }
+    draft_ctx = api().pyssd_borrower_init(target, 1, DRAFT_BATCH, 1);
+    if (draft_ctx == nullptr) {
+        throw error(error_kind::UNSUPPORTED_MODEL, std::string("no draft context: ") + api().pyssd_error(target));
+    }
+}
+
+void session::check_cancel() const {
+    if (cancelled.load(std::memory_order_relaxed)) {
+        throw error(error_kind::CANCELLED, "cancelled");
+    }
+}
+
+void session::check_tokens(const llama_token * tokens, int32_t n) const {
+    for (int32_t i = 0; i < n; i++) {
+        if (tokens[i] < 0 || tokens[i] >= vocab_size) {
+            throw error(error_kind::ARGUMENT, "token " + std::to_string(tokens[i]) + " at " + std::to_string(i) +
+                                                  " is not in 0 .. " + std::to_string(vocab_size - 1));
+        }
+    }
+}
+
+void session::check_room(int32_t n) const {
+    const int64_t n_ctx = api().llama_n_ctx_seq(target);
+    if (past + (int64_t) n > n_ctx) {
+        throw error(error_kind::CONTEXT_OVERFLOW, std::to_string(n) + " tokens after position " + std::to_string(past) +
+                                                      " exceed the context of " + std::to_string(n_ctx) +
+                                                      "; raise n_ctx or shorten the prompt");
+    }
+}
+
+void session::check_memory() {
+    const int32_t n_past = past;
+    const int32_t n_cells = memory == nullptr ? n_past : api().llama_memory_seq_pos_max(memory, 0) + 1;
+    if (n_cells != n_past) {
+        past = n_cells; // what is there is all that can be said about it
+        target_batch.clear();
+        chain_copy.invalidate();
+        throw error(error_kind::DECODE, "the KV memory ends at " + std::to_string(n_cells) +
+                                            " but the session was at " + std::to_string(n_past) +
+                                            "; set n_past after changing the memory");
+    }
+}
+
+void session::make_current(llama_context * ctx) {
+    if (current != ctx) {
+        api().llama_synchronize(current); // its device work reads and writes the same cells
+        current = ctx;
+    }
+}
+
+void session::decode(llama_context * ctx, batch & b) {
+    check_cancel();
+    make_current(ctx);
+    int32_t rc = 0;
+    try {
+        rc = api().llama_decode(ctx, b.view());
+    } catch (const std::exception & e) {
+        throw error(error_kind::DECODE, std::string("llama_decode failed: ") + e.what(), -3);
+    }
+    switch (rc) {
+    case 0:
+        return;
+    case 1:
+        throw error(error_kind::CONTEXT_OVERFLOW, "no room in the KV memory for " + std::to_string(b.size()) +
+                                                      " more cells; raise n_ctx or shorten the prompt");
+    case 2:
+        throw error(error_kind::CANCELLED, "cancelled");
+    default:
+        throw error(error_kind::DECODE, "llama_decode failed with " + std::to_string(rc), rc);
+    }
+}
+
+void session::remove_from(llama_seq_id seq, int32_t pos) {
+    if (memory == nullptr || api().llama_memory_seq_pos_max(memory, seq) < pos) {
+        return;
+    }
+    if (!api().llama_memory_seq_rm(memory, seq, pos, -1)) {
+        throw error(error_kind::DECODE, "the model's memory cannot drop cells from position " + std::to_string(pos));
+    }
+}
+
+session::per_context session::graphs_built() {
+    call guard(*this);
+    const auto built = [](llama_context * ctx) { return ctx == nullptr ? 0 : (int64_t) api().pyssd_graphs_built(ctx); };
+    return {built(target), built(draft_ctx), built(scout_ctx) + (int64_t) scout_graphs_before};
+}
+
+session::per_context session::graph_nodes() {
+    call guard(*this);
+    const auto nodes = [](llama_context * ctx) { return ctx == nullptr ? 0 : (int64_t) api().pyssd_graph_nodes(ctx); };
+    return {nodes(target), nodes(draft_ctx), nodes(scout_ctx)};
+}
+
+session::per_context session::context_nbytes() {
+    call guard(*this);
+    const auto size = [](llama_context * ctx) {
+        return ctx == nullptr ? 0 : (int64_t) api().pyssd_context_nbytes(ctx);
+    };
+    return {size(target), size(draft_ctx), size(scout_ctx)};
+}
+
+session_counters session::counters() {
+    call guard(*this);
+    count.chain_copies = chain_copy.n_copies;
+    return count;
+}
+
+} // namespace pyssd

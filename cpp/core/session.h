@@ -1,0 +1,180 @@
+#pragma once
+
+// One sequence over three contexts (target, draft, scout) and one KV memory: the only place that touches KV.
+//
+// Invariant: between calls, KV holds exactly the target's own cells for positions < n_past, and nothing else. The last
+// emitted token is not in KV yet: it is the first token of the next verify.
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "batch.h"
+#include "candidates.h"
+#include "draft-chain.h"
+#include "error.h"
+#include "pyssd-hook.h"
+
+namespace pyssd {
+
+// seconds and calls since the session was made
+struct session_counters {
+    double draft_seconds = 0.0;           // whole draft calls
+    double draft_sampling_seconds = 0.0;  // of which: sampling, copies of the chain included
+    double verify_seconds = 0.0;          // whole verify calls
+    double verify_sampling_seconds = 0.0; // of which: the target's own sampling, which plain decoding has too
+    int64_t draft_steps = 0;              // tokens decoded on the draft context
+    int64_t verify_calls = 0;
+    int64_t chain_copies = 0; // stateful samplers copied for drafting
+};
+
+struct draft_result {
+    std::vector<llama_token> tokens;
+    std::vector<float> confidences;
+};
+
+class session {
+public:
+    session(llama_context * target, bool exact);
+    ~session();
+    session(const session &) = delete;
+    session & operator=(const session &) = delete;
+
+    // free the borrowers; idempotent; before llama_free(target)
+    void close();
+
+    // any thread: the running call throws CANCELLED within one pass, the next ones at once, until cleared
+    void cancel();
+    void clear_cancel();
+
+    int32_t n_past() const {
+        return past;
+    }
+
+    // adopt cells that someone else wrote (a loaded state)
+    void set_n_past(int32_t n_past);
+
+    // why speculation is impossible here; "" if it is possible
+    std::string refusal();
+    std::vector<pyssd_block> blocks();
+
+    // the plan of the draft: skip [n_blocks], 1 = skipped, or null
+    void set_skip(const uint8_t * skip, int32_t n_blocks, int32_t head_rows);
+
+    // target (target.cpp)
+    // chunks of n_ubatch at n_past; only the last row has logits, or all of them, copied to rows [n, n_vocab]
+    // a failure keeps the chunks before it
+    void prefill(const llama_token * tokens, int32_t n, float * rows);
+    void rewind(int32_t n_past);
+    bool rewindable(int32_t n_past);
+    float * logits(int32_t row);
+    llama_token sample(llama_sampler * chain, int32_t row, int64_t pos);
+    void synchronize();
+
+    // a round (draft.cpp, verify.cpp)
+    int32_t max_draft(int32_t n_ctx);
+    draft_result draft(llama_sampler * chain, llama_token last_token, int32_t max_len, float min_confidence);
+    std::vector<llama_token> verify(llama_sampler * chain, llama_token last_token, const llama_token * draft,
+                                    int32_t n_draft);
+    void verify_begin(llama_token last_token, const llama_token * draft, int32_t n_draft);
+    void verify_end(int32_t n_emitted);
+
+    // fresh passes over scratch cells (scout.cpp); out: [n, n_vocab], [n], [n_taps, n, n_embd]
+    void skip_logits(const llama_token * tokens, int32_t n, const uint8_t * skip, int32_t n_blocks, int32_t head_rows,
+                     float * out);
+    void skip_argmax(const llama_token * tokens, int32_t n, const uint8_t * skip, int32_t n_blocks, int32_t * out);
+    void hidden(const llama_token * tokens, int32_t n, const int32_t * taps, int32_t n_taps, float * out);
+    void free_scout();
+
+    int32_t n_vocab() const {
+        return vocab_size;
+    }
+
+    int32_t n_embd() const {
+        return embd_size;
+    }
+
+    struct per_context {
+        int64_t target = 0;
+        int64_t draft = 0;
+        int64_t scout = 0;
+    };
+
+    per_context graphs_built();
+    per_context graph_nodes();
+    per_context context_nbytes();
+    session_counters counters();
+
+private:
+    // one call at a time: the contexts are not thread-safe, and a second caller gets BUSY instead of a crash
+    struct call {
+        explicit call(session & s);
+        ~call();
+        session & owner;
+    };
+
+    void check_cancel() const;
+    void check_tokens(const llama_token * tokens, int32_t n) const;
+    void check_room(int32_t n) const;
+    void check_memory(); // nobody else changed the cells
+    // the plan of these bits; throws SKIP_SET if they do not fit the model
+    pyssd_plan plan_of(const uint8_t * skip, int32_t n_blocks, int32_t head_rows);
+    const std::string & find_refusal(); // refusal and block_list, found at the first call
+    void require_speculation();
+
+    void make_current(llama_context * ctx);
+    void decode(llama_context * ctx, batch & b);
+    void remove_from(llama_seq_id seq, int32_t pos);
+    bool reaches(int32_t n_past) const; // the cells that position n_past attends to are still there
+    void close_round();
+    float * logits_row(int32_t row);
+    void ensure_draft();
+    void decode_round(llama_token last_token, const llama_token * draft, int32_t n_draft);
+    void end_round(int32_t n_emitted);
+
+    int32_t draft_limit(int32_t n_ctx); // max_draft without taking the call
+    // read(first, count) is called after each chunk: batch rows 0 .. count hold tokens first .. first + count
+    void scout_pass(const llama_token * tokens, int32_t n, const pyssd_plan & plan,
+                    const std::function<void(int32_t, int32_t)> & read);
+    void ensure_scout(int32_t n);
+    void release_scout();
+
+    llama_context * target;
+    llama_context * draft_ctx = nullptr;
+    llama_context * scout_ctx = nullptr;
+    llama_context * current;
+    llama_memory_t memory;
+    const llama_vocab * vocab;
+    int32_t vocab_size;
+    int32_t embd_size;
+
+    std::atomic<int32_t> past{0};
+    std::atomic<bool> cancelled{false};
+    std::atomic<bool> busy{false};
+    bool closed = false;
+
+    bool refusal_known = false;
+    std::string refusal_text;
+    bool can_rewind = false;
+    std::vector<pyssd_block> block_list;
+    int32_t swa_window = 0; // 0 = none
+    int32_t swa_chunked = 0;
+    int32_t swa_reach = 0;
+
+    std::vector<uint8_t> skip_bits; // the draft's plan; empty = nothing skipped
+    int32_t skip_head_rows = 0;
+
+    batch target_batch;
+    batch draft_batch;
+    std::unique_ptr<batch> scout_batch;
+    candidates cand;
+    draft_chain chain_copy;
+    int32_t round_size = 0; // rows of a verify that has begun and not ended; 0 = none
+    uint64_t scout_graphs_before = 0;
+    session_counters count;
+};
+
+} // namespace pyssd
