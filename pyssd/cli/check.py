@@ -1,0 +1,126 @@
+"""Check this installation with a model: which libraries run, and how far logits depend on the width of a batch.
+
+A token is decoded singly, and in batches of 2, 4 and 8, after 40 and 300 tokens; the largest difference between the two
+logits is the width noise. Speculation verifies drafts in batches, so 0 means that its text equals plain decoding's.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyssd.cli import info, options, output
+
+if TYPE_CHECKING:
+    from pyssd._core import Session
+    from pyssd.exactness import Exactness
+    from pyssd.llama import Llama
+
+NAME = "check"
+HELP = "check the libraries, and measure how exact speculation is here"
+
+CONTEXTS = (40, 300)
+WIDTHS = (2, 4, 8)
+_PROBED = max(WIDTHS)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
+    options.add_model(parser, n_ctx=512)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; returns 1 if the libraries are not what they should be, else 0."""
+    wanted = (
+        args.exact is not False
+    )  # the level is that of exact=True unless --no-exact asks for the other
+    noise: dict[str, dict[str, float]] = {}
+    facts: dict[str, Any] = {}
+    for exact in (not wanted, wanted):
+        args.exact = exact
+        with options.load(args) as llm:
+            facts = {"model": str(llm.model_path), **info.library_facts()}
+            noise["exact" if exact else "default"] = measured = width_noise(llm)
+            facts["exactness"] = _level(llm.exactness, max(measured.values(), default=0.0))
+    facts["single_ggml_cpu"] = _single_cpu_library()
+    facts["width_noise"] = noise
+    if args.json:
+        output.write_json(facts)
+    else:
+        for line in _lines(facts):
+            print(line)
+    return 0 if facts["single_ggml_cpu"] is not False else 1
+
+
+def width_noise(llm: Llama) -> dict[str, float]:
+    """Measure the largest |logit difference| of a token decoded singly and in a batch, by context and width.
+
+    Returns:
+        {"40 tokens, width 2": difference, ...}; contexts that do not fit are left out.
+    """
+    session = info.session_of(llm)
+    tokens = _text_tokens(llm, max(CONTEXTS) + _PROBED)
+    noise: dict[str, float] = {}
+    for context in CONTEXTS:
+        if context + _PROBED > llm.n_ctx():
+            continue
+        single = _logits(session, tokens, context, 1, llm.n_vocab())
+        for width in WIDTHS:
+            batch = _logits(session, tokens, context, width, llm.n_vocab())
+            noise[f"{context} tokens, width {width}"] = float(np.abs(batch - single).max())
+    session.rewind(0)
+    return noise
+
+
+def _text_tokens(llm: Llama, count: int) -> npt.NDArray[np.int32]:
+    text = "The quick brown fox jumps over the lazy dog, and then it counts: one, two, three. "
+    tokens = llm.tokenize((text * (1 + count // 8)).encode(), special=False)
+    # a vocabulary may hold long texts in one token: repeat as often as it takes
+    return np.resize(np.asarray(tokens, np.int32), count)
+
+
+def _logits(
+    session: Session, tokens: npt.NDArray[np.int32], context: int, width: int, n_vocab: int
+) -> npt.NDArray[np.float32]:
+    """Decode the tokens after a context, width at a time; float32 [8, n_vocab]."""
+    # the same prefill each time: a memory of sliding windows cannot always rewind to the context
+    session.rewind(0)
+    session.prefill(tokens[:context])
+    rows = np.empty((_PROBED, n_vocab), np.float32)
+    for start in range(0, _PROBED, width):
+        part = slice(context + start, context + start + width)
+        session.prefill(tokens[part], rows[start : start + width])
+    return rows
+
+
+def _single_cpu_library() -> bool | None:
+    """Tell whether exactly pyssd's own CPU backend is mapped; None where the system does not say."""
+    from pyssd import _loader
+
+    mapped = [path.resolve() for path in _loader.mapped("ggml-cpu")]
+    return mapped == [_loader.libraries().files["ggml-cpu"].resolve()] if mapped else None
+
+
+def _level(promised: Exactness, measured: float) -> dict[str, Any]:
+    if promised.level >= 2 and measured > 0.0:
+        reason = f"logits differ by {measured:.2g} with the width of the batch, here and now"
+        return {"level": 1, "reason": reason}
+    return {"level": promised.level, "reason": promised.reason}
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    single = {True: "yes", False: "NO", None: "unknown on this system"}[facts["single_ggml_cpu"]]
+    lines = [
+        f"model       {facts['model']}",
+        f"libraries   pyssd {facts['pyssd']}, llama_cpp {facts['llama_cpp']}, ggml {facts['ggml']}",
+        *(f"  {name:<10} {path}" for name, path in facts["libraries"].items()),
+        f"one ggml-cpu, ours: {single}",
+        "width noise (largest difference of a logit)",
+    ]
+    for mode, noise in facts["width_noise"].items():
+        lines += [f"  {mode:<8} {name:<20} {value:.3g}" for name, value in noise.items()]
+    exactness = facts["exactness"]
+    return [*lines, f"exactness   level {exactness['level']}: {exactness['reason']}"]

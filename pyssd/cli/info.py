@@ -1,0 +1,197 @@
+"""Show a model and what speculation can do with it: blocks, devices, libraries in use, refusals with their reason."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyssd.cli import options, output
+
+if TYPE_CHECKING:
+    from pyssd._core import Session
+    from pyssd.llama import Llama
+    from pyssd.skipset import Block
+
+NAME = "info"
+HELP = "show a model, the libraries in use and what speculation can do"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
+    options.add_model(parser, n_ctx=512)
+    parser.add_argument(
+        "--plan",
+        metavar="SET",
+        help="count the graph nodes of a draft with this skip set ('none' = empty)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit status."""
+    if args.plan is not None:
+        from pyssd.skipset import SkipSet
+
+        SkipSet.of(args.plan)  # a typing error is reported before the model loads
+    with options.load(args) as llm:
+        facts = {
+            **model_facts(llm),
+            **library_facts(),
+            "speculation": speculation_facts(llm, exact=bool(args.exact)),
+        }
+        if args.plan is not None:
+            facts["plan"] = plan_facts(llm, args.plan)
+        blocks = llm.blocks
+    if args.json:
+        output.write_json(facts)
+    else:
+        for line in _lines(facts, blocks):
+            print(line)
+    return 0
+
+
+def model_facts(llm: Llama) -> dict[str, Any]:
+    """Return what the file is."""
+    from pyssd.model_file import check_model_file
+
+    metadata = llm.metadata
+    architecture = metadata.get("general.architecture", "")
+    return {
+        "model": str(llm.model_path),
+        "name": metadata.get("general.name"),
+        "architecture": architecture,
+        "n_layer": _number(metadata.get(f"{architecture}.block_count")),
+        "n_embd": llm.n_embd(),
+        "n_vocab": llm.n_vocab(),
+        "n_ctx_train": _number(metadata.get(f"{architecture}.context_length")),
+        "chat_template": "tokenizer.chat_template" in metadata,
+        "weight_types": sorted(check_model_file(llm.model_path).weight_types),
+        "blocks": [
+            {
+                "index": b.index,
+                "layer": b.layer,
+                "kind": b.kind,
+                "nbytes": b.nbytes,
+                "device": b.device,
+            }
+            for b in llm.blocks
+        ],
+    }
+
+
+def session_of(llm: Llama) -> Session:
+    """Return the object's session.
+
+    Raises:
+        UnsupportedModelError: it has none, because the model cannot generate text.
+    """
+    from pyssd.errors import UnsupportedModelError
+
+    session: Session | None = llm._session
+    if session is None:
+        raise UnsupportedModelError("this model does not generate text; use one that does")
+    return session
+
+
+def library_facts() -> dict[str, Any]:
+    """Return versions, and the file of every library that was loaded."""
+    import llama_cpp
+
+    import pyssd
+    from pyssd import _loader
+
+    loaded = _loader.libraries()
+    return {
+        "pyssd": pyssd.__version__,
+        "llama_cpp": llama_cpp.__version__,
+        "ggml": loaded.ggml,
+        "libraries": {name: str(path) for name, path in loaded.files.items()},
+    }
+
+
+def speculation_facts(llm: Llama, *, exact: bool) -> dict[str, Any]:
+    """Return what speculation can do with this model here, and why not more."""
+    refusal = llm._no_speculation or None
+    skippable = [block for block in llm.blocks if block.kind != "mixer"] if refusal is None else []
+    return {
+        "possible": refusal is None,
+        "reason": refusal or "the model's memory can drop rejected drafts",
+        "skippable_blocks": len(skippable),
+        "skippable_nbytes": sum(block.nbytes for block in skippable),
+        "kernels": "upstream, reference mode" if exact else "upstream",
+        "exactness": {"level": llm.exactness.level, "reason": llm.exactness.reason},
+    }
+
+
+def plan_facts(llm: Llama, text: str) -> dict[str, Any]:
+    """Return the size of the draft's graph with a skip set, and that of the target's graph for one token.
+
+    Raises:
+        UnsupportedModelError: this model cannot speculate.
+        SkipSetError: the set does not fit the model.
+    """
+    from pyssd.errors import UnsupportedModelError
+    from pyssd.skipset import SkipSet
+
+    if llm._no_speculation:
+        raise UnsupportedModelError(
+            f"--plan needs speculation, which is off here: {llm._no_speculation}"
+        )
+    skip_set = SkipSet.of(text, llm.blocks)
+    bits = skip_set.bits(llm.blocks)
+    session = session_of(llm)
+    token = np.zeros(1, np.int32)
+    session.rewind(0)
+    session.prefill(token)
+    session.set_skip(bits)
+    session.draft(0, 0, 1)
+    nodes = session.graph_nodes()
+    return {
+        "skip_set": str(skip_set),
+        "skipped_blocks": int(bits.sum()),
+        "draft_nodes": nodes["draft"],
+        "target_nodes": nodes["target"],
+    }
+
+
+def _lines(facts: dict[str, Any], blocks: Sequence[Block]) -> list[str]:
+    speculation = facts["speculation"]
+    kinds = {kind: sum(block.kind == kind for block in blocks) for kind in ("attn", "ffn", "mixer")}
+    lines = [
+        f"model         {facts['model']}",
+        f"name          {facts['name'] or '-'}",
+        f"architecture  {facts['architecture']}, {facts['n_layer']} layers, width {facts['n_embd']}, "
+        f"vocabulary {facts['n_vocab']}, trained for {facts['n_ctx_train']} tokens",
+        f"weights       {', '.join(facts['weight_types'])}",
+        f"chat template {'yes' if facts['chat_template'] else 'no'}",
+        f"blocks        {len(blocks)}: "
+        + ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count),
+    ]
+    lines += [f"  {'index':>5} {'layer':>5}  {'kind':<5} {'size':>10}  device"] if blocks else []
+    lines += [
+        f"  {b.index:>5} {b.layer:>5}  {b.kind:<5} {output.size(b.nbytes):>10}  {b.device}"
+        for b in blocks
+    ]
+    lines.append(
+        f"libraries     pyssd {facts['pyssd']}, llama_cpp {facts['llama_cpp']}, ggml {facts['ggml']}"
+    )
+    lines += [f"  {name:<12} {path}" for name, path in facts["libraries"].items()]
+    state = "possible" if speculation["possible"] else "off"
+    lines += [
+        f"speculation   {state}: {speculation['reason']}",
+        f"skippable     {speculation['skippable_blocks']} blocks, {output.size(speculation['skippable_nbytes'])}",
+        f"kernels       {speculation['kernels']}",
+        f"exactness     level {speculation['exactness']['level']}: {speculation['exactness']['reason']}",
+    ]
+    if plan := facts.get("plan"):
+        lines.append(
+            f"plan          {plan['skip_set']}: {plan['skipped_blocks']} blocks skipped, draft graph "
+            f"{plan['draft_nodes']} nodes, target graph {plan['target_nodes']} nodes"
+        )
+    return lines
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
