@@ -1,0 +1,61 @@
+"""How exact speculative output is here: level 1 (same distribution) or 2 (same tokens as plain decoding)."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Collection
+from dataclasses import dataclass
+
+# types whose products do not depend on the width of the batch in ggml-cpu's reference mode: one dot product per row,
+# llamafile's sgemm gated; checked by the tests for each of them that gguf can write
+_INVARIANT_TYPES = frozenset(
+    """F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS I32""".split()  # noqa: SIM905
+)
+_X86 = frozenset(("x86_64", "amd64"))
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """What holds for every text, with speculation on or off.
+
+    Attributes:
+        level: 1 = the same distribution (always); 2 = also the same tokens as plain decoding.
+        reason: Why it is this level, one sentence.
+    """
+
+    level: int
+    reason: str
+
+
+def judge_exactness(
+    *, exact: bool, flash_attn: bool, devices: Collection[str], weight_types: Collection[str]
+) -> Exactness:
+    """Report the level; anything that has not been shown to be independent of the batch's width is level 1.
+
+    Args:
+        exact: As asked for when loading.
+        flash_attn: Whether the context runs flash attention (auto resolved).
+        devices: Names of the devices that hold blocks.
+        weight_types: Names of the tensor types in the file.
+    """
+    if not exact:
+        return Exactness(
+            1, "exact=False: kernels may round differently with the width of the batch"
+        )
+    if not flash_attn:
+        return Exactness(
+            1, "flash attention is off: attention rounds differently with the width of the batch"
+        )
+    elsewhere = sorted({device for device in devices if not device.upper().startswith("CPU")})
+    if elsewhere:
+        return Exactness(
+            1,
+            f"blocks are on {', '.join(elsewhere)}: its kernels round with the width of the batch",
+        )
+    unknown = sorted(set(weight_types) - _INVARIANT_TYPES)
+    if unknown:
+        return Exactness(1, f"weights of type {', '.join(unknown)} have no width-invariant kernel")
+    if platform.machine().lower() not in _X86:
+        # ARM's i8mm kernels take two rows at a time where the batch allows it
+        return Exactness(1, f"reference kernels were not checked on {platform.machine()}")
+    return Exactness(2, "exact=True: reference kernels give the same logits at every width")
