@@ -75,7 +75,7 @@ demo: $(STAMPS)/build
 test: lint
 	@$(PY) third_party/models.py small > /dev/null
 	@echo "== C++ tests"
-	@ctest --test-dir "$$($(PY) third_party/requirements.py --build-dir)" --output-on-failure | tail -5
+	@ctest --test-dir "$$($(PY) third_party/requirements.py --build-dir)" --output-on-failure --no-tests=error
 	@echo "== Python tests"
 	@$(PYTEST) -m "not slow and not gpu"
 
@@ -126,10 +126,11 @@ asan: $(STAMPS)/deps
 	cmake -S . -B $(ASAN) -G Ninja -DCMAKE_BUILD_TYPE=Debug -DPYSSD_SANITIZE=ON -DPYSSD_CPP_TESTS=ON \
 	  -DPython_EXECUTABLE="$(CURDIR)/$(PY)" > $(ASAN).log 2>&1 || { tail -20 $(ASAN).log; exit 1; }; \
 	cmake --build $(ASAN) --target core_tests
-	@ctest --test-dir $(ASAN) --output-on-failure
+	@ctest --test-dir $(ASAN) --output-on-failure --no-tests=error
 
 wheel: $(STAMPS)/build
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PIP) wheel -q --no-build-isolation --no-deps -w dist .
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PIP) wheel -q --no-build-isolation --no-deps \
+	  -C cmake.define.PYSSD_CPP_TESTS=ON -w dist .
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
