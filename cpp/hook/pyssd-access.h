@@ -7,22 +7,24 @@
 #include <memory>
 
 struct pyssd_access {
-    static pyssd_state & state(llama_context & ctx) { return ctx.pyssd; }
+    static pyssd_state &       state(llama_context & ctx) { return ctx.pyssd; }
     static const pyssd_state & state(const llama_context & ctx) { return ctx.pyssd; }
 
-    static llama_cparams & cparams(llama_context & ctx) { return ctx.cparams; }
+    static llama_cparams &       cparams(llama_context & ctx) { return ctx.cparams; }
     static const llama_cparams & cparams(const llama_context & ctx) { return ctx.cparams; }
 
-    static std::shared_ptr<llama_memory_i> & memory(llama_context & ctx) { return ctx.memory; }
+    static std::shared_ptr<llama_memory_i> &       memory(llama_context & ctx) { return ctx.memory; }
     static const std::shared_ptr<llama_memory_i> & memory(const llama_context & ctx) { return ctx.memory; }
 
-    static const llama_model & model(const llama_context & ctx) { return ctx.model; }
-    static ggml_backend_t backend_cpu(const llama_context & ctx) { return ctx.backend_cpu; }
-    static ggml_backend_buffer_t output_buffer(const llama_context & ctx) { return ctx.buf_output.get(); }
+    static const llama_model &                 model(const llama_context & ctx) { return ctx.model; }
+    static ggml_backend_t                      backend_cpu(const llama_context & ctx) { return ctx.backend_cpu; }
+    static ggml_backend_buffer_t               output_buffer(const llama_context & ctx) { return ctx.buf_output.get(); }
     static const std::vector<ggml_backend_t> & backends(const llama_context & ctx) { return ctx.backend_ptrs; }
-    static uint32_t n_outputs(const llama_context & ctx) { return ctx.n_outputs; }
+    static uint32_t                            n_outputs(const llama_context & ctx) { return ctx.n_outputs; }
     static int64_t output_row(const llama_context & ctx, int32_t i) { return ctx.output_resolve_row(i); }
-    static bool has_adapters(const llama_context & ctx) { return !(ctx.pyssd.owner ? ctx.pyssd.owner : &ctx)->loras->empty(); }
+    static bool    has_adapters(const llama_context & ctx) {
+        return !(ctx.pyssd.owner ? ctx.pyssd.owner : &ctx)->loras->empty();
+    }
 
     static void reserve_again(llama_context & ctx) { ctx.sched_need_reserve = true; }
     static void follow(llama_context & ctx, const llama_context & owner) {

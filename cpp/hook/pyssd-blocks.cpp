@@ -54,19 +54,20 @@ ggml_tensor * pyssd_strip(ggml_tensor * t) {
     }
 }
 
-pyssd_graph::pyssd_graph(ggml_cgraph * gf, const ggml_tensor * input, const std::vector<ggml_tensor *> & recurrent_state) :
-    recurrent(recurrent_state.begin(), recurrent_state.end()) {
+pyssd_graph::pyssd_graph(ggml_cgraph * gf, const ggml_tensor * input,
+                         const std::vector<ggml_tensor *> & recurrent_state)
+    : recurrent(recurrent_state.begin(), recurrent_state.end()) {
     const int n = ggml_graph_n_nodes(gf);
 
     nodes.assign(ggml_graph_nodes(gf), ggml_graph_nodes(gf) + n);
     n_uses.assign(n, 0);
     from_input.assign(n, 0);
-    index.reserve(2*n);
+    index.reserve(2 * n);
 
     for (int i = 0; i < n; ++i) {
         ggml_tensor * t = nodes[i];
-        index[t] = i;
-        from_input[i] = t == input;
+        index[t]        = i;
+        from_input[i]   = t == input;
         for (int k = 0; k < GGML_MAX_SRC; ++k) {
             if (!t->src[k]) {
                 continue;
@@ -115,10 +116,10 @@ static void collect_leaves(const pyssd_graph & g, ggml_tensor * t, bool root, st
 // the nodes are in topological order, so nothing before a needs a visit
 template <typename visit_fn>
 static bool visit_between(const pyssd_graph & g, const ggml_tensor * a, const ggml_tensor * b, visit_fn visit) {
-    const int ia = g.find(a);
-    bool found = false;
+    const int            ia    = g.find(a);
+    bool                 found = false;
     std::vector<uint8_t> seen(g.nodes.size(), 0);
-    std::vector<int> stack = { g.find(b) };
+    std::vector<int>     stack = { g.find(b) };
     while (!stack.empty()) {
         const int i = stack.back();
         stack.pop_back();
@@ -178,7 +179,9 @@ static ggml_tensor * find_stream(const pyssd_graph & g, const std::vector<ggml_t
     if (feeding.empty()) {
         return nullptr;
     }
-    const auto earlier = [&](ggml_tensor * a, ggml_tensor * b) { return g.find(pyssd_strip(a)) < g.find(pyssd_strip(b)); };
+    const auto earlier = [&](ggml_tensor * a, ggml_tensor * b) {
+        return g.find(pyssd_strip(a)) < g.find(pyssd_strip(b));
+    };
     ggml_tensor * first = *std::min_element(feeding.begin(), feeding.end(), earlier);
     for (ggml_tensor * other : leaves) {
         // one branch may feed another, but only the stream itself has joins
@@ -199,19 +202,18 @@ static int layer_of_weight(const ggml_tensor * t) {
 }
 
 // walk one branch between its leaf and the stream; fills kind, layer, bytes and device
-static void describe(
-        const pyssd_graph & g, int stage, const ggml_tensor * stream, pyssd_found & block,
-        const std::vector<std::vector<ggml_tensor *>> & writes_at, std::vector<uint8_t> & seen) {
+static void describe(const pyssd_graph & g, int stage, const ggml_tensor * stream, pyssd_found & block,
+                     const std::vector<std::vector<ggml_tensor *>> & writes_at, std::vector<uint8_t> & seen) {
     std::fill(seen.begin(), seen.end(), 0);
     if (g.find(stream) >= 0) {
         seen[g.find(stream)] = 1;
     }
-    bool has_state = false;
-    bool recurrent = false;
+    bool                                    has_state = false;
+    bool                                    recurrent = false;
     std::unordered_set<const ggml_tensor *> weights;
 
     std::vector<ggml_tensor *> stack(block.leaves.begin(), block.leaves.end());
-    bool with_writes = false;
+    bool                       with_writes = false;
     while (true) {
         while (!stack.empty()) {
             ggml_tensor * t = stack.back();
@@ -228,8 +230,8 @@ static void describe(
                 }
                 stack.push_back(src);
                 const ggml_tensor * root = pyssd_root(src);
-                has_state = has_state || g.state.count(root) > 0;
-                recurrent = recurrent || g.recurrent.count(root) > 0;
+                has_state                = has_state || g.state.count(root) > 0;
+                recurrent                = recurrent || g.recurrent.count(root) > 0;
                 if (!is_weight(src) || g.stage[i] < 0 || !weights.insert(root).second) {
                     continue;
                 }
@@ -240,7 +242,7 @@ static void describe(
                 }
                 if (block.device.empty()) {
                     ggml_backend_dev_t dev = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(root->buffer));
-                    block.device = dev ? ggml_backend_dev_name(dev) : "CPU";
+                    block.device           = dev ? ggml_backend_dev_name(dev) : "CPU";
                 }
             }
         }
@@ -272,17 +274,17 @@ static void find_blocks(pyssd_graph & g, const std::vector<std::vector<ggml_tens
         int stage = g.from_input[i] ? 0 : -1;
         for (int k = 0; k < GGML_MAX_SRC; ++k) {
             const int j = g.nodes[i]->src[k] ? g.find(g.nodes[i]->src[k]) : -1;
-            stage = std::max(stage, j >= 0 ? g.stage[j] : -1);
+            stage       = std::max(stage, j >= 0 ? g.stage[j] : -1);
         }
         const auto it = stage_of_root.find(g.nodes[i]);
-        g.stage[i] = it == stage_of_root.end() ? stage : it->second;
+        g.stage[i]    = it == stage_of_root.end() ? stage : it->second;
         if (pyssd_is_write(g.nodes[i]) && stage >= 0 && stage < (int) writes_at.size()) {
             writes_at[stage].push_back(g.nodes[i]);
         }
     }
 
     std::vector<uint8_t> seen(n);
-    int layer = -1;
+    int                  layer = -1;
     for (size_t j = 0; j < out.joins.size(); ++j) {
         std::vector<pyssd_found> group;
         for (ggml_tensor * leaf : branches[j]) {
@@ -298,17 +300,18 @@ static void find_blocks(pyssd_graph & g, const std::vector<std::vector<ggml_tens
             if (part.n_matrices == 0 && stage < (int) j) {
                 continue; // an earlier value of the stream added once more: no block, stays whatever is skipped
             }
-            auto same = std::find_if(group.begin(), group.end(), [&](const pyssd_found & b) { return b.kind == part.kind; });
+            auto same =
+                std::find_if(group.begin(), group.end(), [&](const pyssd_found & b) { return b.kind == part.kind; });
             if (same == group.end()) {
                 group.push_back(part);
                 continue;
             }
             same->leaves.push_back(leaf);
-            same->nbytes     += part.nbytes;
+            same->nbytes += part.nbytes;
             same->n_matrices += part.n_matrices;
             same->writes.insert(same->writes.end(), part.writes.begin(), part.writes.end());
-            same->layer   = std::max(same->layer, part.layer);
-            same->device  = same->device.empty() ? part.device : same->device;
+            same->layer  = std::max(same->layer, part.layer);
+            same->device = same->device.empty() ? part.device : same->device;
         }
         std::sort(group.begin(), group.end(), [](const pyssd_found & a, const pyssd_found & b) {
             return a.kind != b.kind && (a.kind != PYSSD_BLOCK_KIND_FFN && b.kind == PYSSD_BLOCK_KIND_FFN);
@@ -321,7 +324,8 @@ static void find_blocks(pyssd_graph & g, const std::vector<std::vector<ggml_tens
                 block.device = "CPU";
             }
             if (block.n_matrices == 0) {
-                out.refusal = std::string("the branch '") + block.leaves[0]->name + "' of the residual stream has no weights";
+                out.refusal =
+                    std::string("the branch '") + block.leaves[0]->name + "' of the residual stream has no weights";
             }
             layer = block.layer;
             out.blocks.push_back(block);
@@ -330,7 +334,7 @@ static void find_blocks(pyssd_graph & g, const std::vector<std::vector<ggml_tens
 }
 
 pyssd_blocks pyssd_blocks_walk(pyssd_graph & g, ggml_tensor * logits, const ggml_tensor * input) {
-    pyssd_blocks out;
+    pyssd_blocks                            out;
     std::vector<std::vector<ggml_tensor *>> branches;
 
     ggml_tensor * t = logits;
@@ -342,8 +346,8 @@ pyssd_blocks pyssd_blocks_walk(pyssd_graph & g, ggml_tensor * logits, const ggml
         if (g.is_add(t, true)) {
             std::vector<ggml_tensor *> leaves;
             collect_leaves(g, t, true, leaves);
-            int n_found = 0;
-            ggml_tensor * stream = find_stream(g, leaves, n_found);
+            int           n_found = 0;
+            ggml_tensor * stream  = find_stream(g, leaves, n_found);
             if (!stream) {
                 out.refusal = std::string(n_found ? "several operands" : "no operand") + " of the sum '" + t->name +
                               "' could carry the residual stream";
@@ -362,8 +366,8 @@ pyssd_blocks pyssd_blocks_walk(pyssd_graph & g, ggml_tensor * logits, const ggml
                 continue;
             }
             if (next) {
-                out.refusal = std::string("the residual stream passes through '") + t->name + "' (" + ggml_op_name(t->op) +
-                              "), which has two computed operands";
+                out.refusal = std::string("the residual stream passes through '") + t->name + "' (" +
+                              ggml_op_name(t->op) + "), which has two computed operands";
                 return out;
             }
             next = src;
