@@ -6,8 +6,8 @@ import platform
 from collections.abc import Collection
 from dataclasses import dataclass
 
-# types whose products do not depend on the width of the batch in ggml-cpu's reference mode: one dot product per row,
-# llamafile's sgemm gated; checked by the tests for each of them that gguf can write
+# types that ggml-cpu's reference mode multiplies by one dot product per row, at every width (llamafile's sgemm gated);
+# tests/test_lossless.py compares drafted with plain text for the ones that gguf can write and the real models hold
 _INVARIANT_TYPES = frozenset(
     """F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS I32""".split()  # noqa: SIM905
 )

@@ -9,7 +9,6 @@ uniform, which a chi-square test over 50 bins checks on more than 20,000 tokens 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import llama_cpp
 N_TOKENS = 20_000
 N_BINS = 50
 MIN_P = 1e-4
-EAGER: dict[str, Any] = {"max_draft_len": 4, "min_confidence": 0.0}
+EAGER: dict[str, Any] = {"max_draft_len": 2, "min_confidence": 0.0}
 LETTERS = "root ::= [a-d]+"
 
 CASES: dict[str, dict[str, Any]] = {
@@ -48,46 +47,56 @@ Floats = npt.NDArray[np.float64]
 
 
 def softmax(logits: Floats) -> Floats:
-    weights = np.exp(logits - logits.max())
-    result: Floats = weights / weights.sum()
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    result: Floats = weights / weights.sum(-1, keepdims=True)
     return result
 
 
 def target_probs(
-    logits: Floats, history: list[int], settings: dict[str, Any], allowed: Floats
+    logits: Floats, tokens: npt.NDArray[np.int64], settings: dict[str, Any], allowed: Floats
 ) -> Floats:
-    """Probabilities after penalties, grammar, top-k, typical, top-p, min-p and temperature (llama.cpp's order)."""
-    logits = logits.copy()
-    for token, count in Counter(history[-64:]).items():
-        penalty = settings["repeat_penalty"]
-        logits[token] *= penalty if logits[token] <= 0 else 1.0 / penalty
-        logits[token] -= count * settings.get("frequency_penalty", 0.0)
-        logits[token] -= settings.get("presence_penalty", 0.0)
+    """Probabilities [n, n_vocab] after penalties, grammar, top-k, typical, top-p, min-p and temperature.
+
+    That is llama.cpp's order. Penalties of row i see tokens[:i], the last 64 of them.
+    """
+    chosen = np.zeros((len(tokens) + 1, logits.shape[1]))
+    chosen[1:][np.arange(len(tokens)), tokens] = 1.0
+    counts = np.cumsum(chosen, 0)[:-1]
+    counts[64:] -= counts[:-64].copy()
+    penalty = np.where(logits <= 0, settings["repeat_penalty"], 1.0 / settings["repeat_penalty"])
+    logits = np.where(counts > 0, logits * penalty, logits)
+    logits = logits - counts * settings.get("frequency_penalty", 0.0)
+    logits = logits - (counts > 0) * settings.get("presence_penalty", 0.0)
     logits = logits + allowed
-    keep = np.isfinite(logits)
     if settings["top_k"] > 0:
-        keep &= logits >= np.sort(logits)[-min(settings["top_k"], len(logits))]
+        logits = keep_if(
+            logits,
+            logits >= np.sort(logits, 1)[:, -min(settings["top_k"], logits.shape[1]), np.newaxis],
+        )
     if settings["typical_p"] < 1.0:
-        keep &= _typical(np.where(keep, logits, -np.inf), settings["typical_p"])
+        probs = softmax(logits)
+        surprise = -np.log(probs)
+        entropy = np.sum(probs * surprise, 1, keepdims=True)
+        order = np.argsort(np.abs(surprise - entropy), 1, kind="stable")
+        sums = np.cumsum(np.take_along_axis(probs, order, 1), 1)
+        logits = keep_if(logits, ranks(order) <= (sums <= settings["typical_p"]).sum(1)[:, None])
     if settings["top_p"] < 1.0:
-        probs = softmax(np.where(keep, logits, -np.inf))
-        order = np.argsort(-probs, kind="stable")
-        last = int(np.searchsorted(np.cumsum(probs[order]), settings["top_p"]))
-        keep &= np.isin(np.arange(len(probs)), order[: last + 1])
+        probs = softmax(logits)
+        order = np.argsort(-probs, 1, kind="stable")
+        sums = np.cumsum(np.take_along_axis(probs, order, 1), 1)
+        logits = keep_if(logits, ranks(order) <= (sums < settings["top_p"]).sum(1)[:, None])
     if settings["min_p"] > 0.0:
-        best = np.where(keep, logits, -np.inf).max()
-        keep &= logits >= best + math.log(settings["min_p"])
-    return softmax(np.where(keep, logits, -np.inf) / settings["temp"])
+        limit = logits.max(1, keepdims=True) + math.log(settings["min_p"])
+        logits = keep_if(logits, logits >= limit)
+    return softmax(logits / settings["temp"])
 
 
-def _typical(logits: Floats, share: float) -> npt.NDArray[np.bool_]:
-    probs = softmax(logits)
-    surprise = -np.log(np.where(probs > 0, probs, 1.0))
-    entropy = float(np.sum(probs * surprise))
-    distance = np.where(probs > 0, np.abs(surprise - entropy), np.inf)
-    order = np.argsort(distance, kind="stable")
-    last = int(np.argmax(np.cumsum(probs[order]) > share))
-    return np.isin(np.arange(len(probs)), order[: last + 1])
+def keep_if(logits: Floats, keep: npt.NDArray[np.bool_]) -> Floats:
+    return np.where(keep, logits, -np.inf)
+
+
+def ranks(order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.argsort(order, 1)
 
 
 class Mirostat2:
@@ -97,16 +106,15 @@ class Mirostat2:
         self.tau, self.eta = settings["mirostat_tau"], settings["mirostat_eta"]
         self.mu = 2.0 * self.tau
 
-    def probs(self, logits: Floats) -> Floats:
-        probs = softmax(logits)
-        with np.errstate(divide="ignore"):
-            keep = -np.log2(probs) <= self.mu
-        keep[int(np.argmax(probs))] = True
-        kept: Floats = np.where(keep, probs, 0.0)
-        return kept / kept.sum()
-
-    def see(self, probs: Floats, token: int) -> None:
-        self.mu -= self.eta * (-math.log2(probs[token]) - self.tau)
+    def probs(self, logits: Floats, tokens: npt.NDArray[np.int64]) -> Floats:
+        rows = softmax(logits)
+        for row, token in enumerate(tokens):
+            with np.errstate(divide="ignore"):
+                surprise = -np.log2(rows[row])
+            rows[row][(surprise > self.mu) & (surprise > surprise.min())] = 0.0
+            rows[row] /= rows[row].sum()
+            self.mu -= self.eta * (-math.log2(rows[row, token]) - self.tau)
+        return rows
 
 
 def uniforms(
@@ -130,26 +138,26 @@ def uniforms(
         tokens.append(token)
         if len(tokens) == n_tokens or (grammar is not None and token == llm.token_eos()):
             break
-    rng = np.random.default_rng(seed)
-    mirostat = Mirostat2(settings) if settings.get("mirostat_mode") == 2 else None
-    result = []
-    for place, token in enumerate(tokens):
-        logits = llm.scores[len(prompt) - 1 + place].astype(np.float64)
-        history = tokens[:place]
-        limit = allowed.copy()
-        if grammar is not None and place == 0:
-            limit[llm.token_eos()] = -np.inf  # at least one letter
-        if mirostat is not None:
-            probs = mirostat.probs(logits + limit)
-            mirostat.see(probs, token)
-        else:
-            probs = target_probs(logits, history, settings, limit)
-        assert probs[token] > 0, (place, token)
-        result.append(float(probs[:token].sum() + rng.random() * probs[token]))
-    return result
+    start = len(prompt) - 1
+    logits = llm.scores[start : start + len(tokens)].astype(np.float64)
+    emitted = np.array(tokens)
+    limits = np.tile(allowed, (len(tokens), 1))
+    if grammar is not None:
+        limits[0, llm.token_eos()] = -np.inf  # at least one letter
+    if settings.get("mirostat_mode") == 2:
+        probs = Mirostat2(settings).probs(logits + limits, emitted)
+    else:
+        probs = target_probs(logits, emitted, settings, limits)
+    rows = np.arange(len(tokens))
+    own = probs[rows, emitted]
+    assert (own > 0).all(), np.flatnonzero(own == 0)
+    before = np.cumsum(probs, 1)[rows, emitted] - own
+    return list(before + np.random.default_rng(seed).random(len(tokens)) * own)
 
 
-@pytest.fixture(scope="module", params=["gumbel", "llama_cpp"])
+@pytest.fixture(
+    scope="module", params=["gumbel", pytest.param("llama_cpp", marks=pytest.mark.slow)]
+)
 def llm(request: pytest.FixtureRequest, toy_model: Path) -> Any:
     made = Llama(
         str(toy_model), n_ctx=512, n_threads=1, verbose=False, exact=True, logits_all=True,
@@ -162,6 +170,8 @@ def llm(request: pytest.FixtureRequest, toy_model: Path) -> Any:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("grammar", [None, LETTERS], ids=["free", "grammar"])
 def test_tokens_follow_the_target(llm: Llama, name: str, grammar: str | None) -> None:
+    if name == "typical" and grammar is not None:
+        pytest.skip("llama.cpp's typical sampler computes 0 log 0 for tokens a grammar removed")
     settings = {**OFF, **CASES[name]}
     numbers: list[float] = []
     seed = accepted = drafted = 0
@@ -169,7 +179,7 @@ def test_tokens_follow_the_target(llm: Llama, name: str, grammar: str | None) ->
         seed += 1
         numbers += uniforms(llm, settings, seed, 400, grammar)
         accepted, drafted = accepted + llm.stats.accepted, drafted + llm.stats.drafted
-        assert seed < 5000
+        assert seed < 20_000
     assert 0 < accepted < drafted
     counts, _ = np.histogram(numbers, bins=N_BINS, range=(0.0, 1.0))
     assert stats.chisquare(counts).pvalue > MIN_P

@@ -116,8 +116,11 @@ def test_llama_cpp_coupling_gives_the_tokens_of_plain(
 def test_draft_length_does_not_matter(
     exact: Llama, drafting: Callable[..., dict[str, Any]], max_draft_len: int
 ) -> None:
-    plain = run(exact, STORY, speculative="off", temperature=0.0)
-    assert run(exact, STORY, **drafting(max_draft_len=max_draft_len), temperature=0.0) == plain
+    plain = run(exact, STORY, 24, speculative="off", temperature=0.0)
+    assert (
+        run(exact, STORY, 24, keep=True, **drafting(max_draft_len=max_draft_len), temperature=0.0)
+        == plain
+    )
 
 
 def test_trimmed_head_gives_the_tokens_of_plain(
@@ -150,12 +153,11 @@ def test_streamed_text_is_the_text(
 ) -> None:
     prompt = "Write a line with emoji 🙂🎉 and 한국어:"
     settings = {**SETTINGS["hot"], **drafting(skip_set)}
-    whole = run(exact, prompt, 60, **settings)
-    exact.reset()
-    chunks = list(exact.create_completion(prompt, max_tokens=60, stream=True, **settings))
+    whole = run(exact, prompt, 40, **settings)
+    chunks = list(exact.create_completion(prompt, max_tokens=40, stream=True, **settings))
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole[1]
     assert chunks[-1]["choices"][0]["finish_reason"] == whole[2]
-    assert run(exact, prompt, 60, speculative="off", **SETTINGS["hot"]) == whole
+    assert run(exact, prompt, 40, keep=True, speculative="off", **SETTINGS["hot"]) == whole
 
 
 @pytest.mark.parametrize("stop", [["."], ["fisherman", " the"], ["zzz", "\n"], [". He", "sea"]])
@@ -261,6 +263,7 @@ def _compare_families(path: Path) -> None:
                         llm,
                         prompt,
                         48,
+                        keep=True,
                         skip_set=skip_set,
                         speculative=speculative,
                         **SETTINGS[name],
