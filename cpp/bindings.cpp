@@ -103,17 +103,25 @@ static py::dict dict_of(const session::per_context & value) {
     return result;
 }
 
-static std::unique_ptr<session> session_init(uintptr_t ctx, bool exact) {
+static std::unique_ptr<session> session_init(uintptr_t ctx, bool exact, bool invariant) {
     if (ctx == 0) {
         throw error(error_kind::ARGUMENT, "ctx is null; pass the address of a llama_context");
     }
-    return std::make_unique<session>(reinterpret_cast<llama_context *>(ctx), exact);
+    return std::make_unique<session>(reinterpret_cast<llama_context *>(ctx), exact, invariant);
 }
 
 static py::list session_blocks(session & self) {
     py::list result;
     for (const pyssd_block & block : self.blocks()) {
         result.append(py::make_tuple(block.index, block.layer, block.kind, block.nbytes, std::string(block.device)));
+    }
+    return result;
+}
+
+static py::list session_weights(session & self) {
+    py::list result;
+    for (const pyssd_weight & w : self.weights()) {
+        result.append(py::make_tuple(std::string(w.name), std::string(w.type), std::string(w.buffer), w.nbytes));
     }
     return result;
 }
@@ -274,7 +282,8 @@ PYBIND11_MODULE(_core, m) {
     // calls that may wait for the device or build a graph release the GIL
     using release = py::call_guard<py::gil_scoped_release>;
     py::class_<session>(m, "Session")
-        .def(py::init(&session_init), py::arg("ctx"), py::kw_only(), py::arg("exact") = false)
+        .def(py::init(&session_init), py::arg("ctx"), py::kw_only(), py::arg("exact") = false,
+             py::arg("invariant") = false)
         .def("close", &session::close, release())
         .def_property("n_past", &session::n_past, &session::set_n_past)
         .def_property_readonly("refusal",
@@ -283,6 +292,7 @@ PYBIND11_MODULE(_core, m) {
                                    return text.empty() ? std::nullopt : std::optional<std::string>(text);
                                })
         .def("blocks", &session_blocks)
+        .def("weights", &session_weights)
         .def("set_skip", &session_set_skip, py::arg("skip").none(true), py::arg("head_rows") = 0)
         .def("prefill", &session_prefill, py::arg("tokens"), py::arg("rows").noconvert() = py::none())
         .def("rewind", &session::rewind, release(), py::arg("n_past"))

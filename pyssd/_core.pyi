@@ -46,7 +46,8 @@ class Session:
     thread raises BusyError; cancel() may come from any thread.
     """
 
-    def __init__(self, ctx: int, *, exact: bool = False) -> None: ...
+    def __init__(self, ctx: int, *, exact: bool = False, invariant: bool = False) -> None:
+        """exact: ggml-cpu's reference mode; invariant: the attention of pyssd's CPU kernels."""
     def close(self) -> None:
         """Free the borrowers. Idempotent; must precede llama_free(ctx)."""
 
@@ -66,6 +67,9 @@ class Session:
 
     def blocks(self) -> list[tuple[int, int, int, int, str]]:
         """(index, layer, kind, nbytes, device) in the order of the residual stream."""
+
+    def weights(self) -> list[tuple[str, str, str, int]]:
+        """(name, type, buffer type, nbytes) of the weights of all matrix products; builds a graph."""
 
     def set_skip(self, skip: Bits | None, head_rows: int = 0) -> None:
         """Set the draft's plan: skip uint8 [n_blocks], 1 = skipped; head_rows 0 = the whole head."""

@@ -28,7 +28,13 @@ class Exactness:
 
 
 def judge_exactness(
-    *, exact: bool, flash_attn: bool, devices: Collection[str], weight_types: Collection[str]
+    *,
+    exact: bool,
+    flash_attn: bool,
+    devices: Collection[str],
+    weight_types: Collection[str],
+    packed: bool = False,
+    elsewhere: Collection[str] = (),
 ) -> Exactness:
     """Report the level; anything that has not been shown to be independent of the batch's width is level 1.
 
@@ -37,21 +43,25 @@ def judge_exactness(
         flash_attn: Whether the context runs flash attention (auto resolved).
         devices: Names of the devices that hold blocks.
         weight_types: Names of the tensor types in the file.
+        packed: Whether pyssd's own kernels run what they can.
+        elsewhere: Buffer types that hold weights outside of pyssd's kernels.
     """
-    if not exact:
-        return Exactness(
-            1, "exact=False: kernels may round differently with the width of the batch"
-        )
+    if not exact and not packed:
+        return Exactness(1, "upstream's kernels may round differently with the width of the batch")
     if not flash_attn:
         return Exactness(
             1, "flash attention is off: attention rounds differently with the width of the batch"
         )
-    elsewhere = sorted({device for device in devices if not device.upper().startswith("CPU")})
-    if elsewhere:
+    offloaded = sorted({device for device in devices if not device.upper().startswith("CPU")})
+    if offloaded:
         return Exactness(
             1,
-            f"blocks are on {', '.join(elsewhere)}: its kernels round with the width of the batch",
+            f"blocks are on {', '.join(offloaded)}: its kernels round with the width of the batch",
         )
+    if packed and not elsewhere:
+        return Exactness(2, "pyssd's kernels compute every row as if it were alone")
+    if not exact:
+        return Exactness(1, f"weights in {', '.join(elsewhere)} have upstream's kernels")
     unknown = sorted(set(weight_types) - _INVARIANT_TYPES)
     if unknown:
         return Exactness(1, f"weights of type {', '.join(unknown)} have no width-invariant kernel")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pyssd import kernels as cpu_kernels
 from pyssd._core import Session
 from pyssd.completion import RequestLlama
 from pyssd.config import SpecConfig
@@ -53,9 +54,10 @@ class Llama(RequestLlama):
             or a dict of its fields.
         skip_set: Blocks to leave out in drafting: SkipSet, "a:3,5-8 f:1,3", a path or a dict; a given set always drafts.
         profile: Not in this version.
-        exact: Same tokens as plain decoding, at the price of slower kernels (see `exactness`).
+        exact: Same tokens as plain decoding (see `exactness`). None = where pyssd's kernels give it for nothing, True = also
+            at the price of upstream's slow ones, False = not asked for.
         coupling: "gumbel" (draft and target share their noise), "llama_cpp" (its sampler and its text for a seed).
-        kernels: "auto" or "upstream"; the same in this version.
+        kernels: "auto" (pyssd's on the CPU, where they know the weight type) or "upstream".
         selector: What looks for a skip set if none is given; None or "greedy" in this version.
         progress_callback: Called with 0..1 while the weights load; returning False aborts.
 
@@ -117,7 +119,7 @@ class Llama(RequestLlama):
         speculative: str | bool | SpecConfig | Mapping[str, object] = "auto",
         skip_set: SkipSet | str | Path | Mapping[str, object] | None = None,
         profile: None = None,
-        exact: bool = False,
+        exact: bool | None = None,
         coupling: str = "gumbel",
         kernels: str = "auto",
         selector: str | None = None,
@@ -134,6 +136,7 @@ class Llama(RequestLlama):
         self._planner: Planner | None = None
         self._blocks: list[Block] = []
         self._no_speculation = ""
+        self._elsewhere: list[str] = []  # buffers that hold weights outside of pyssd's kernels
         self._round_start: int | None = None
         self._note_rows(0, 0)
         self._vocab_only = vocab_only
@@ -159,11 +162,17 @@ class Llama(RequestLlama):
         model_file = check_model_file(model_path)
         if lora_path is not None:
             check_model_file(lora_path)
-        self._load(
-            {name: given[name] for name in _UPSTREAM if name in given}, exact, progress_callback
+        self._packed = cpu_kernels.are_chosen(
+            kernels, exact=bool(exact), weight_types=model_file.weight_types
         )
+        with cpu_kernels.offered(self._packed, tied=model_file.tied):
+            self._load(
+                {name: given[name] for name in _UPSTREAM if name in given},
+                bool(exact),
+                progress_callback,
+            )
         try:
-            self._start(exact, speculative, skip_set, model_file.weight_types)
+            self._start(bool(exact), speculative, skip_set, model_file.weight_types)
         except BaseException:
             self.close()
             raise
@@ -179,7 +188,8 @@ class Llama(RequestLlama):
         upstream["n_threads_batch"] = upstream["n_threads_batch"] or upstream["n_threads"]
         progress = Progress(progress_callback)
         options = load_options(
-            exact=exact,
+            reference=exact and not self._packed,
+            packed=self._packed and upstream["n_gpu_layers"] != 0,
             flash_attn=True if exact and upstream["flash_attn"] is None else upstream["flash_attn"],
             all_rows=upstream["logits_all"] or upstream["embedding"],
             n_batch=min(n_ctx, n_batch) if n_ctx else n_batch,
@@ -211,7 +221,7 @@ class Llama(RequestLlama):
         self._no_speculation = self._why_no_session()
         if not self._no_speculation:
             try:
-                session = Session(self._ctx.ctx, exact=exact)
+                session = self._open_session(exact)
             except UnsupportedModelError as error:
                 self._no_speculation = str(error)
             else:
@@ -227,10 +237,25 @@ class Llama(RequestLlama):
             self._planner = Planner(self._session, self._blocks, speculative, chosen, self._n_vocab)
         self.exactness: Exactness = judge_exactness(
             exact=exact,
+            packed=self._packed,
+            elsewhere=self._elsewhere,
             flash_attn=self._session is not None and flash_attention_is_on(self._ctx.ctx),
             devices={block.device for block in self._blocks},
             weight_types=weight_types,
         )
+
+    def _open_session(self, exact: bool) -> Session:
+        """Open the session, with the reference mode where exactness was asked for and packed weights do not give it."""
+        if not self._packed:
+            return Session(self._ctx.ctx, exact=exact)
+        session = Session(self._ctx.ctx, invariant=True)
+        self._elsewhere = sorted(
+            {buffer for _, _, buffer, _ in session.weights()} - {cpu_kernels.BUFFER}
+        )
+        if exact and self._elsewhere:
+            session.close()
+            session = Session(self._ctx.ctx, exact=True, invariant=True)
+        return session
 
     def _why_no_session(self) -> str:
         if self._vocab_only:

@@ -153,7 +153,8 @@ def overridden(options: LoadOptions) -> Iterator[None]:
 
 def load_options(
     *,
-    exact: bool,
+    reference: bool,
+    packed: bool,
     flash_attn: bool | None,
     all_rows: bool,
     n_batch: int,
@@ -162,15 +163,19 @@ def load_options(
     """Choose the parameters behind llama_cpp.Llama's arguments.
 
     Args:
-        exact: Keep weights in their file layout: repacked products depend on the width of the batch.
+        reference: Keep weights in their file layout: upstream's repacked products depend on the width of the batch.
+        packed: Weights on the CPU are offered pyssd's layout, also those of a partly offloaded model.
         flash_attn: None leaves it to llama.cpp, which turns it on where the model and the device allow it.
         all_rows: Reserve logits for every row of a batch (logits_all, embedding).
         n_batch: Rows of a batch, 0 if not known yet.
         progress_callback: Called with 0..1 while weights load; False aborts.
     """
     options = LoadOptions()
-    if exact:
+    if reference:
         options.model["use_extra_bufts"] = False
+    if packed:
+        # a GPU's host buffer type would come before the packed one
+        options.model["no_host"] = True
     if progress_callback is not None:
         options.model["progress_callback"] = llama_lib.llama_progress_callback(
             lambda progress, _: bool(progress_callback(progress))

@@ -79,12 +79,14 @@ class ModelFile:
         architecture: `general.architecture`, "" if the file does not say.
         weight_types: Names of the tensor types in use, over all shards ("Q4_K", ...; "type 99" if unknown).
         n_tensors: Tensors over all shards.
+        tied: No LM head of its own: the embedding matrix serves as one.
     """
 
     path: Path
     architecture: str
     weight_types: frozenset[str]
     n_tensors: int
+    tied: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ class _Header:
     types: frozenset[str]
     n_tensors: int
     n_shards: int
+    has_head: bool
 
 
 def check_model_file(path: str | os.PathLike[str]) -> ModelFile:
@@ -104,14 +107,15 @@ def check_model_file(path: str | os.PathLike[str]) -> ModelFile:
     """
     first = Path(path)
     header = _read_header(first)
-    types, n_tensors = header.types, header.n_tensors
+    types, n_tensors, has_head = header.types, header.n_tensors, header.has_head
     for shard in _other_shards(first, header.n_shards):
         if not shard.exists():
             msg = f"{shard} is missing: the model has {header.n_shards} parts; put them all in one folder"
             raise UnsupportedModelError(msg)
         part = _read_header(shard)
         types, n_tensors = types | part.types, n_tensors + part.n_tensors
-    return ModelFile(first, header.architecture, types, n_tensors)
+        has_head = has_head or part.has_head
+    return ModelFile(first, header.architecture, types, n_tensors, tied=not has_head)
 
 
 def _other_shards(first: Path, n_shards: int) -> list[Path]:
@@ -183,11 +187,11 @@ class _Reader:
             raise IndexError
         if alignment <= 0:
             raise IndexError
-        types, end = self._tensors(n_tensors, alignment)
+        types, end, has_head = self._tensors(n_tensors, alignment)
         if end > self._nbytes:
             msg = f"{self._path} is cut short: {self._nbytes} bytes of {end}; download it again"
             raise UnsupportedModelError(msg)
-        return _Header(architecture, types, n_tensors, n_shards)
+        return _Header(architecture, types, n_tensors, n_shards, has_head)
 
     def _check_magic(self) -> None:
         if self._data[:4] != b"GGUF":
@@ -199,11 +203,12 @@ class _Reader:
             msg = f"{self._path} has GGUF version {version}, only 2 and 3 can be read; convert the model again"
             raise UnsupportedModelError(msg)
 
-    def _tensors(self, n_tensors: int, alignment: int) -> tuple[frozenset[str], int]:
+    def _tensors(self, n_tensors: int, alignment: int) -> tuple[frozenset[str], int, bool]:
         types: set[str] = set()
         end = 0
+        has_head = False
         for _ in range(n_tensors):
-            self._string()
+            has_head = self._string() == "output.weight" or has_head
             n_dims = self._scalar(4)
             if n_dims > _MAX_DIMS:
                 raise IndexError
@@ -215,7 +220,7 @@ class _Reader:
             types.add(name)
             end = max(end, offset + n_values // block * block_nbytes)
         data_at = -(-self._at // alignment) * alignment
-        return frozenset(types), data_at + end if n_tensors else self._at
+        return frozenset(types), data_at + end if n_tensors else self._at, has_head
 
     def _scalar(self, kind: int) -> int:
         (value,) = struct.unpack_from("<" + _SCALAR_FORMAT[kind], self._data, self._at)

@@ -103,7 +103,7 @@ def test_flash_attention_is_left_to_llama_cpp_unless_given(tiny_llama: Path) -> 
         (True, llama_lib.LLAMA_FLASH_ATTN_TYPE_ENABLED),
         (False, llama_lib.LLAMA_FLASH_ATTN_TYPE_DISABLED),
     ):
-        with make(tiny_llama, flash_attn=given) as llm:
+        with make(tiny_llama, flash_attn=given, kernels="upstream") as llm:
             assert llm.context_params.flash_attn_type == expected
             assert llm.exactness.level == 1
 
@@ -118,12 +118,17 @@ def test_threads_default_to_the_physical_cores(tiny_llama: Path) -> None:
 
 
 def test_exactness_level(tiny_llama: Path) -> None:
-    with make(tiny_llama, exact=True) as llm:
+    for kernels in ("auto", "upstream"):
+        with make(tiny_llama, exact=True, kernels=kernels) as llm:
+            assert llm.exactness.level == 2
+            assert llm.model_params.use_extra_bufts == (kernels == "auto")
+        with make(tiny_llama, exact=True, kernels=kernels, flash_attn=False) as llm:
+            assert llm.exactness.level == 1
+            assert "flash" in llm.exactness.reason
+    with make(tiny_llama) as llm:  # pyssd's kernels give it for nothing
         assert llm.exactness.level == 2
-        assert not llm.model_params.use_extra_bufts
-    with make(tiny_llama, exact=True, flash_attn=False) as llm:
+    with make(tiny_llama, kernels="upstream") as llm:
         assert llm.exactness.level == 1
-        assert "flash" in llm.exactness.reason
 
 
 @pytest.mark.parametrize(

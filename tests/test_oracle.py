@@ -218,14 +218,28 @@ def test_users_cells_are_untouched(tiny_llama: Path) -> None:
         assert np.array_equal(opened.session.logits(), expected)
 
 
-def test_llama_skip_logits_takes_every_form_of_a_skip_set(tiny_llama: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", ["auto", "upstream"])
+def test_llama_skip_logits_takes_every_form_of_a_skip_set(
+    tiny_llama: Path, tmp_path: Path, kernels: str
+) -> None:
     import pyssd
+
+    options: dict[str, Any] = {
+        "n_ctx": 512,
+        "verbose": False,
+        "exact": True,
+        "n_threads": 1,
+        "kernels": kernels,
+    }
 
     zeroed = tmp_path / "zeroed.gguf"
     tiny.zero_blocks(tiny_llama, zeroed, attention=[1, 2], mlp=[3])
     tokens = random_tokens(N_TOKENS, 512)
-    expected = stock_logits(zeroed, tokens)
-    llm = pyssd.Llama(str(tiny_llama), n_ctx=512, verbose=False, exact=True, n_threads=1)
+    with pyssd.Llama(str(zeroed), **options) as llm:
+        expected = llm.skip_logits(tokens.tolist(), None)
+    if kernels == "upstream":
+        assert np.array_equal(expected, stock_logits(zeroed, tokens))
+    llm = pyssd.Llama(str(tiny_llama), **options)
     try:
         assert len(llm.blocks) == tiny.BLOCK_COUNTS["llama"]
         for skip_set in (

@@ -23,6 +23,7 @@ class Edit:
 
 CONTEXT_H = "src/llama-context.h"
 CONTEXT_CPP = "src/llama-context.cpp"
+CPU_CPP = "ggml/src/ggml-cpu/ggml-cpu.cpp"
 
 EDITS: tuple[Edit, ...] = (
     # The id of the graph plan takes part in graph reuse: a draft graph reused for verification would be silently lossy.
@@ -125,6 +126,16 @@ EDITS: tuple[Edit, ...] = (
         "if (!model.hparams.no_alloc && !opt_ctx) {",
         "if (!model.hparams.no_alloc && !opt_ctx && !pyssd.owner) { // pyssd:",
         "replace",
+    ),
+    # Our packed buffer type comes before upstream's: the first one that supports a weight gets it.
+    Edit(
+        CPU_CPP, "// ggml-backend interface", '#include "pyssd-kernels.h" // pyssd:\n\n', "before"
+    ),
+    Edit(
+        CPU_CPP,
+        "#ifdef GGML_USE_CPU_REPACK\n        if (ggml_backend_cpu_repack_buffer_type()) {",
+        "bufts.push_back(pyssd_kernels_buffer_type()); // pyssd:\n\n",
+        "before",
     ),
     # In reference mode a product must not depend on the number of columns; sgemm is taken from two columns on.
     Edit(

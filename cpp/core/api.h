@@ -57,6 +57,8 @@
     X(pyssd_plan_set)              \
     X(pyssd_private_init)          \
     X(pyssd_reference_set)         \
+    X(pyssd_invariant_set)         \
+    X(pyssd_weights_list)          \
     X(pyssd_sizeof)                \
     X(pyssd_tap_get)
 // clang-format on

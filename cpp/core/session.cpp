@@ -18,13 +18,16 @@ static int32_t vocab_size_of(const llama_context * ctx) {
     return api().llama_vocab_n_tokens(api().llama_model_get_vocab(api().llama_get_model(ctx)));
 }
 
-session::session(llama_context * ctx, bool exact)
+session::session(llama_context * ctx, bool reference, bool invariant)
     : target(ctx), current(ctx), memory(api().llama_get_memory(ctx)),
       vocab(api().llama_model_get_vocab(api().llama_get_model(ctx))), vocab_size(vocab_size_of(ctx)),
       embd_size(api().llama_model_n_embd(api().llama_get_model(ctx))), target_batch((int32_t) api().llama_n_batch(ctx)),
       draft_batch(1), cand(vocab_size_of(ctx)) {
     api().llama_set_abort_callback(target, abort_requested, &cancelled);
-    if (exact) {
+    if (invariant) {
+        api().pyssd_invariant_set(target, true);
+    }
+    if (reference) {
         api().pyssd_reference_set(target, true);
     }
     if (memory != nullptr) {
@@ -155,6 +158,17 @@ void session::require_speculation() {
     if (!find_refusal().empty()) {
         throw error(error_kind::UNSUPPORTED_MODEL, "speculation is not possible: " + refusal_text + "; decode plainly");
     }
+}
+
+std::vector<pyssd_weight> session::weights() {
+    call guard(*this);
+    std::vector<pyssd_weight> list;
+    const int32_t n = api().pyssd_weights_list(target, nullptr, 0);
+    if (n > 0) {
+        list.resize(n);
+        api().pyssd_weights_list(target, list.data(), n);
+    }
+    return list;
 }
 
 pyssd_plan session::plan_of(const uint8_t * skip, int32_t n_blocks, int32_t head_rows) {

@@ -38,7 +38,8 @@ struct draft_result {
 
 class session {
 public:
-    session(llama_context * target, bool exact);
+    // reference: ggml-cpu's slow width-invariant kernels; invariant: attention of pyssd's own
+    session(llama_context * target, bool reference, bool invariant);
     ~session();
     session(const session &) = delete;
     session & operator=(const session &) = delete;
@@ -60,6 +61,9 @@ public:
     // why speculation is impossible here; "" if it is possible
     std::string refusal();
     std::vector<pyssd_block> blocks();
+
+    // the weights of all matrix products and the buffers they lie in
+    std::vector<pyssd_weight> weights();
 
     // the plan of the draft: skip [n_blocks], 1 = skipped, or null
     void set_skip(const uint8_t * skip, int32_t n_blocks, int32_t head_rows);

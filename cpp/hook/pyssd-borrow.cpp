@@ -30,7 +30,8 @@ void reference_apply(const llama_context & ctx, bool value) {
         return;
     }
     auto * reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(cpu));
-    auto * set = (decltype(ggml_backend_cpu_set_use_ref) *) ggml_backend_reg_get_proc_address(reg, "ggml_backend_cpu_set_use_ref");
+    auto * set = (decltype(ggml_backend_cpu_set_use_ref) *) ggml_backend_reg_get_proc_address(
+        reg, "ggml_backend_cpu_set_use_ref");
     if (set) {
         set(cpu, value);
     }
@@ -46,7 +47,7 @@ bool pyssd_memory_borrow(llama_context & ctx) {
     llama_cparams & own   = pyssd_access::cparams(ctx);
 
     // resolved parameters (RoPE, flash attention, fused operations), not what the user once asked for
-    own = pyssd_access::cparams(owner);
+    own                       = pyssd_access::cparams(owner);
     own.n_seq_max             = tl_borrow->n_seq_max;
     own.n_batch               = tl_borrow->n_batch;
     own.n_ubatch              = tl_borrow->n_batch;
@@ -69,22 +70,22 @@ bool pyssd_memory_borrow(llama_context & ctx) {
 
 static llama_context * borrow(llama_context * owner, const borrow_request & request) {
     const llama_cparams & cparams = pyssd_access::cparams(*owner);
-    llama_context_params params = llama_context_default_params();
-    params.n_ctx           = request.n_ctx ? request.n_ctx : cparams.n_ctx;
-    params.n_batch         = request.n_batch;
-    params.n_ubatch        = request.n_batch;
-    params.n_seq_max       = request.n_seq_max;
-    params.n_outputs_max   = request.n_outputs_max;
-    params.n_threads       = cparams.n_threads;
-    params.n_threads_batch = cparams.n_threads_batch;
-    params.flash_attn_type = cparams.flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-    params.kv_unified      = true;
-    params.op_offload      = cparams.op_offload;
-    params.no_perf         = true;
+    llama_context_params  params  = llama_context_default_params();
+    params.n_ctx                  = request.n_ctx ? request.n_ctx : cparams.n_ctx;
+    params.n_batch                = request.n_batch;
+    params.n_ubatch               = request.n_batch;
+    params.n_seq_max              = request.n_seq_max;
+    params.n_outputs_max          = request.n_outputs_max;
+    params.n_threads              = cparams.n_threads;
+    params.n_threads_batch        = cparams.n_threads_batch;
+    params.flash_attn_type        = cparams.flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    params.kv_unified             = true;
+    params.op_offload             = cparams.op_offload;
+    params.no_perf                = true;
 
-    tl_borrow = &request;
+    tl_borrow           = &request;
     llama_context * ctx = llama_init_from_model(const_cast<llama_model *>(&pyssd_access::model(*owner)), params);
-    tl_borrow = nullptr;
+    tl_borrow           = nullptr;
     if (!ctx) {
         pyssd_fail(*owner, "llama.cpp could not make the context; its log says why");
         return nullptr;
@@ -94,7 +95,8 @@ static llama_context * borrow(llama_context * owner, const borrow_request & requ
     return ctx;
 }
 
-llama_context * pyssd_borrower_init(llama_context * owner, uint32_t n_seq_max, uint32_t n_batch, uint32_t n_outputs_max) {
+llama_context * pyssd_borrower_init(llama_context * owner, uint32_t n_seq_max, uint32_t n_batch,
+                                    uint32_t n_outputs_max) {
     const llama_cparams & cparams = pyssd_access::cparams(*owner);
     if (pyssd_access::state(*owner).owner) {
         pyssd_fail(*owner, "a borrower cannot lend its memory");
@@ -117,7 +119,8 @@ llama_context * pyssd_borrower_init(llama_context * owner, uint32_t n_seq_max, u
 }
 
 llama_context * pyssd_private_init(llama_context * owner, uint32_t n_ctx) {
-    if (pyssd_access::state(*owner).owner || !pyssd_access::memory(*owner) || pyssd_access::cparams(*owner).embeddings) {
+    if (pyssd_access::state(*owner).owner || !pyssd_access::memory(*owner) ||
+        pyssd_access::cparams(*owner).embeddings) {
         pyssd_fail(*owner, "this context has no KV memory or computes embeddings");
         return nullptr;
     }
@@ -136,6 +139,9 @@ void pyssd_borrower_sync(llama_context * borrower) {
         state.reference = owner.reference;
         reference_apply(*borrower, state.reference);
     }
+    if (state.invariant != owner.invariant) {
+        pyssd_invariant_set(borrower, owner.invariant);
+    }
     if (state.adapters_seen != owner.adapters) {
         state.adapters_seen = owner.adapters;
         pyssd_access::reserve_again(*borrower); // also drops the graphs that name the former adapters
@@ -145,4 +151,9 @@ void pyssd_borrower_sync(llama_context * borrower) {
 void pyssd_reference_set(llama_context * ctx, bool value) {
     pyssd_access::state(*ctx).reference = value;
     reference_apply(*ctx, value);
+}
+
+void pyssd_invariant_set(llama_context * ctx, bool value) {
+    pyssd_access::state(*ctx).invariant = value;
+    pyssd_access::reserve_again(*ctx); // the graphs at hand carry the former choice
 }

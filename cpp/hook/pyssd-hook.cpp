@@ -18,6 +18,7 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <unordered_set>
 
 namespace {
 
@@ -60,7 +61,7 @@ int32_t pyssd_plan_set(llama_context * ctx, const pyssd_plan * plan) {
     pyssd_state & state = pyssd_access::state(*ctx);
     state.error.clear();
     if (!plan) {
-        state.plan = {};
+        state.plan                             = {};
         pyssd_access::cparams(*ctx).pyssd_plan = 0;
         return 0;
     }
@@ -68,7 +69,7 @@ int32_t pyssd_plan_set(llama_context * ctx, const pyssd_plan * plan) {
         return pyssd_fail(*ctx, "plans run on borrowers only; the owner keeps the stock graph");
     }
     const ggml_tensor * output = pyssd_access::model(*ctx).output;
-    pyssd_graph_plan next;
+    pyssd_graph_plan    next;
     if (plan->skip && plan->n_blocks > 0) {
         next.skip.assign(plan->skip, plan->skip + plan->n_blocks);
         if (std::none_of(next.skip.begin(), next.skip.end(), [](uint8_t bit) { return bit != 0; })) {
@@ -115,20 +116,60 @@ bool pyssd_graph_is_walked(void) {
     return tl_walked;
 }
 
-static bool walk_reserved(llama_context * ctx, uint32_t n_tokens, uint32_t n_outputs, pyssd_blocks & out) {
+// a graph as it is built, neither split nor run; NULL on failure
+static ggml_cgraph * build_only(llama_context * ctx, uint32_t n_tokens, uint32_t n_outputs) {
     auto mctx = pyssd_access::memory(*ctx)->init_full();
     if (!mctx) {
-        return false;
+        return nullptr;
     }
-    tl_walked = true;
+    tl_walked        = true;
     ggml_cgraph * gf = ctx->graph_reserve(n_tokens, 1, n_outputs, mctx.get(), true);
-    tl_walked = false;
+    tl_walked        = false;
+    return gf;
+}
+
+int32_t pyssd_weights_list(llama_context * ctx, pyssd_weight * out, int32_t cap) {
+    pyssd_access::state(*ctx).error.clear();
+    if (!pyssd_access::memory(*ctx)) {
+        return pyssd_fail(*ctx, "this context has no KV memory");
+    }
+    ctx->sched_reserve();
+    ggml_cgraph * gf = build_only(ctx, 1, 1);
+    if (!gf) {
+        return pyssd_fail(*ctx, "this model's graph cannot be built");
+    }
+    std::unordered_set<const ggml_tensor *> seen;
+    int32_t                                 n = 0;
+    for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
+        const ggml_tensor * t = ggml_graph_node(gf, i);
+        if (t->op != GGML_OP_MUL_MAT && t->op != GGML_OP_MUL_MAT_ID) {
+            continue;
+        }
+        const ggml_tensor * w = pyssd_root(t->src[0]);
+        if (!w->buffer || ggml_backend_buffer_get_usage(w->buffer) != GGML_BACKEND_BUFFER_USAGE_WEIGHTS ||
+            !seen.insert(w).second) {
+            continue;
+        }
+        if (n < cap) {
+            snprintf(out[n].name, sizeof(out[n].name), "%s", w->name);
+            snprintf(out[n].type, sizeof(out[n].type), "%s", ggml_type_name(w->type));
+            snprintf(out[n].buffer, sizeof(out[n].buffer), "%s",
+                     ggml_backend_buft_name(ggml_backend_buffer_get_type(w->buffer)));
+            out[n].nbytes = (int64_t) ggml_nbytes(w);
+        }
+        n++;
+    }
+    return n;
+}
+
+static bool walk_reserved(llama_context * ctx, uint32_t n_tokens, uint32_t n_outputs, pyssd_blocks & out) {
+    ggml_cgraph *            gf  = build_only(ctx, n_tokens, n_outputs);
     const llm_graph_result * res = ctx->get_gf_res_reserve();
     if (!gf || !res->t_logits) {
         return false;
     }
     const ggml_tensor * input = res->t_inp_embd ? res->t_inp_embd : res->t_inp_tokens;
-    pyssd_graph g(gf, input, pyssd_recurrent_state(*ctx));
+    pyssd_graph         g(gf, input, pyssd_recurrent_state(*ctx));
     out = pyssd_blocks_walk(g, res->t_logits, input);
     return true;
 }
@@ -151,16 +192,18 @@ int32_t pyssd_blocks_find(llama_context * ctx, pyssd_block * out, int32_t cap) {
             return pyssd_fail(*ctx, b->refusal);
         }
     }
-    const auto same = [](const pyssd_found & a, const pyssd_found & b) { return a.kind == b.kind && a.layer == b.layer; };
+    const auto same = [](const pyssd_found & a, const pyssd_found & b) {
+        return a.kind == b.kind && a.layer == b.layer;
+    };
     if (!std::equal(one.blocks.begin(), one.blocks.end(), all.blocks.begin(), all.blocks.end(), same)) {
         return pyssd_fail(*ctx, "the blocks depend on how many rows have outputs");
     }
     for (int32_t i = 0; i < cap && i < (int32_t) all.blocks.size(); ++i) {
         const pyssd_found & b = all.blocks[i];
-        out[i].index  = i;
-        out[i].layer  = b.layer;
-        out[i].kind   = b.kind;
-        out[i].nbytes = b.nbytes;
+        out[i].index          = i;
+        out[i].layer          = b.layer;
+        out[i].kind           = b.kind;
+        out[i].nbytes         = b.nbytes;
         snprintf(out[i].device, sizeof(out[i].device), "%s", b.device.c_str());
     }
     return (int32_t) all.blocks.size();
@@ -173,9 +216,10 @@ int32_t pyssd_memory_can_rewind(llama_context * ctx) {
         pyssd_fail(*ctx, "the model keeps no KV memory");
         return 0;
     }
-    const bool known = dynamic_cast<const llama_kv_cache *>(memory) || dynamic_cast<const llama_kv_cache_iswa *>(memory) ||
-                       dynamic_cast<const llama_kv_cache_dsa *>(memory) || dynamic_cast<const llama_kv_cache_dsa_iswa *>(memory) ||
-                       dynamic_cast<const llama_kv_cache_msa *>(memory);
+    const bool known =
+        dynamic_cast<const llama_kv_cache *>(memory) || dynamic_cast<const llama_kv_cache_iswa *>(memory) ||
+        dynamic_cast<const llama_kv_cache_dsa *>(memory) || dynamic_cast<const llama_kv_cache_dsa_iswa *>(memory) ||
+        dynamic_cast<const llama_kv_cache_msa *>(memory);
     if (!known) {
         pyssd_fail(*ctx, "its memory (recurrent, hybrid or compressed) cannot drop the last tokens");
         return 0;
@@ -185,9 +229,9 @@ int32_t pyssd_memory_can_rewind(llama_context * ctx) {
 
 void pyssd_memory_swa(const llama_context * ctx, int32_t * n_swa, int32_t * chunked, int32_t * reach) {
     const llama_hparams & hparams = pyssd_access::model(*ctx).hparams;
-    *n_swa   = (int32_t) hparams.n_swa;
-    *chunked = hparams.swa_type == LLAMA_SWA_TYPE_CHUNKED;
-    *reach   = INT_MAX;
+    *n_swa                        = (int32_t) hparams.n_swa;
+    *chunked                      = hparams.swa_type == LLAMA_SWA_TYPE_CHUNKED;
+    *reach                        = INT_MAX;
 
     const auto * iswa = dynamic_cast<const llama_kv_cache_iswa *>(pyssd_access::memory(*ctx).get());
     if (iswa && iswa->get_swa()->get_size() < iswa->get_base()->get_size()) {
@@ -224,7 +268,7 @@ const float * pyssd_logits_ith(llama_context * ctx, int32_t i) {
         state.logits.assign(n_vocab, -std::numeric_limits<float>::infinity());
     }
     std::fill(state.logits.begin() + t->ne[0], state.logits.end(), -std::numeric_limits<float>::infinity());
-    ggml_backend_tensor_get(t, state.logits.data(), row*t->nb[1], t->ne[0]*sizeof(float));
+    ggml_backend_tensor_get(t, state.logits.data(), row * t->nb[1], t->ne[0] * sizeof(float));
     return state.logits.data();
 }
 
@@ -235,7 +279,7 @@ int32_t pyssd_argmax_ith(llama_context * ctx, int32_t i) {
     }
     ctx->synchronize();
     int32_t id = -1;
-    ggml_backend_tensor_get(t, &id, i*sizeof(int32_t), sizeof(int32_t));
+    ggml_backend_tensor_get(t, &id, i * sizeof(int32_t), sizeof(int32_t));
     return id;
 }
 

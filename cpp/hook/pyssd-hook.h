@@ -17,6 +17,7 @@ enum pyssd_block_kind {
     PYSSD_BLOCK_KIND_MIXER = 2, // recurrent state: listed, never skippable
 };
 
+// clang-format off
 struct pyssd_block {
     int32_t index;      // order along the residual stream
     int32_t layer;      // N of the block's weights "blk.N.", else the layer of the block before it
@@ -66,6 +67,17 @@ LLAMA_API int32_t pyssd_plan_set(struct llama_context * ctx, const struct pyssd_
 // find the blocks; returns their number and fills at most cap of them, -1 if the structure is not understood
 LLAMA_API int32_t pyssd_blocks_find(struct llama_context * ctx, struct pyssd_block * out, int32_t cap);
 
+// a weight matrix that products read, and where it lies
+struct pyssd_weight {
+    char    name[64];
+    char    type[16];   // as ggml names it
+    char    buffer[64]; // buffer type: "CPU_PYSSD" = pyssd's kernels, "CPU_REPACK", "CPU", "CUDA0", ...
+    int64_t nbytes;
+};
+
+// the weights of all matrix products of a graph; returns their number and fills at most cap of them, -1 on failure
+LLAMA_API int32_t pyssd_weights_list(struct llama_context * ctx, struct pyssd_weight * out, int32_t cap);
+
 // 1 if the KV memory can drop its last cells (dense or sliding-window attention), 0 with pyssd_error if not
 LLAMA_API int32_t pyssd_memory_can_rewind(struct llama_context * ctx);
 
@@ -75,6 +87,9 @@ LLAMA_API void pyssd_memory_swa(const struct llama_context * ctx, int32_t * n_sw
 
 // reference mode of ggml-cpu for this context (and, through pyssd_borrower_sync, its borrowers)
 LLAMA_API void pyssd_reference_set(struct llama_context * ctx, bool value);
+
+// attention of pyssd's CPU kernels for this context (and its borrowers): rows do not depend on the width of the batch
+LLAMA_API void pyssd_invariant_set(struct llama_context * ctx, bool value);
 
 // after llama_decode: logits of batch row i, [n_vocab], -inf for rows that the plan's head trim left out; NULL if none
 LLAMA_API const float * pyssd_logits_ith(struct llama_context * ctx, int32_t i);

@@ -4,6 +4,7 @@
 #include "pyssd-blocks.h"
 #include "pyssd-fault.h"
 #include "pyssd-hook.h"
+#include "pyssd-mark.h"
 
 #include "llama-memory-hybrid-idx.h"
 #include "llama-memory-hybrid-iswa.h"
@@ -207,7 +208,8 @@ std::vector<ggml_tensor *> pyssd_recurrent_state(const llama_context & ctx) {
     std::vector<ggml_tensor *> out;
     for (const auto * states : { r ? &r->r_l : nullptr, r ? &r->s_l : nullptr }) {
         if (states) {
-            std::copy_if(states->begin(), states->end(), std::back_inserter(out), [](const ggml_tensor * t) { return t != nullptr; });
+            std::copy_if(states->begin(), states->end(), std::back_inserter(out),
+                         [](const ggml_tensor * t) { return t != nullptr; });
         }
     }
     return out;
@@ -218,7 +220,14 @@ bool pyssd_graph_apply(llama_context & lctx, llm_graph_result & res) {
     ggml_cgraph * gf    = res.get_gf();
 
     state.n_built += pyssd_fault("graph-counter") ? 0 : 1;
-    state.n_nodes  = ggml_graph_n_nodes(gf);
+    state.n_nodes = ggml_graph_n_nodes(gf);
+
+    for (int i = 0; state.invariant && i < ggml_graph_n_nodes(gf); ++i) {
+        ggml_tensor * t = ggml_graph_node(gf, i);
+        if (t->op == GGML_OP_FLASH_ATTN_EXT) {
+            t->op_params[pyssd::attention_mark_slot] = pyssd::attention_mark;
+        }
+    }
 
     const pyssd_graph_plan & plan = state.plan;
     if (plan.id == 0) {
@@ -226,21 +235,22 @@ bool pyssd_graph_apply(llama_context & lctx, llm_graph_result & res) {
     }
     state.error.clear();
     pyssd_outputs & kept = state.outputs[pyssd_access::n_outputs(lctx) > 0];
-    kept = {};
+    kept                 = {};
     if (!res.t_logits) {
         state.error = "this graph computes no logits";
         return false;
     }
 
     const ggml_tensor * input = res.t_inp_embd ? res.t_inp_embd : res.t_inp_tokens;
-    pyssd_graph  g(gf, input, pyssd_recurrent_state(lctx));
-    pyssd_blocks b = pyssd_blocks_walk(g, res.t_logits, input);
-    surgeon      s = { g, b, res.get_ctx(), {}, {}, {}, {} };
+    pyssd_graph         g(gf, input, pyssd_recurrent_state(lctx));
+    pyssd_blocks        b = pyssd_blocks_walk(g, res.t_logits, input);
+    surgeon             s = { g, b, res.get_ctx(), {}, {}, {}, {} };
 
     if (!plan.skip.empty()) {
         if (!b.refusal.empty() || b.blocks.size() != plan.skip.size()) {
-            state.error = !b.refusal.empty() ? b.refusal : "the plan has " + std::to_string(plan.skip.size()) +
-                          " blocks, this graph has " + std::to_string(b.blocks.size());
+            state.error = !b.refusal.empty() ? b.refusal
+                                             : "the plan has " + std::to_string(plan.skip.size()) +
+                                                   " blocks, this graph has " + std::to_string(b.blocks.size());
             return false;
         }
         for (size_t i = 0; i < plan.skip.size(); ++i) {
@@ -252,7 +262,8 @@ bool pyssd_graph_apply(llama_context & lctx, llm_graph_result & res) {
         s.skip(plan.skip);
     }
 
-    std::vector<ggml_tensor *> leafs; // inputs stay allocated even if nothing reads them any more: set_inputs fills them all
+    std::vector<ggml_tensor *>
+        leafs; // inputs stay allocated even if nothing reads them any more: set_inputs fills them all
     for (const ggml_tensor * t : g.nodes) {
         for (int k = 0; k < GGML_MAX_SRC; ++k) {
             if (t->src[k] && (t->src[k]->flags & GGML_TENSOR_FLAG_INPUT)) {
@@ -284,11 +295,12 @@ bool pyssd_graph_apply(llama_context & lctx, llm_graph_result & res) {
     }
     for (int32_t tap : plan.taps) {
         if (!b.refusal.empty() || tap > (int32_t) b.blocks.size()) {
-            state.error = !b.refusal.empty() ? b.refusal : "no block " + std::to_string(tap) + " to read the residual stream at";
+            state.error =
+                !b.refusal.empty() ? b.refusal : "no block " + std::to_string(tap) + " to read the residual stream at";
             return false;
         }
-        const bool last = tap == (int32_t) b.blocks.size();
-        ggml_tensor * t = last ? b.joins.back().root : b.joins[b.blocks[tap].join].stream;
+        const bool    last = tap == (int32_t) b.blocks.size();
+        ggml_tensor * t    = last ? b.joins.back().root : b.joins[b.blocks[tap].join].stream;
         for (t = s.resolve(t); t->op == GGML_OP_GET_ROWS && g.depends(t->src[0]); t = s.resolve(t->src[0])) {
             // the last layer gathers the rows that have outputs; a tap shows all of them
         }

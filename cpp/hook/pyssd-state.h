@@ -13,8 +13,8 @@ struct llama_context;
 
 // a resolved graph plan; id 0 = stock graph
 struct pyssd_graph_plan {
-    uint64_t             id        = 0;
-    std::vector<uint8_t> skip;          // [n_blocks] or empty
+    uint64_t             id = 0;
+    std::vector<uint8_t> skip; // [n_blocks] or empty
     int32_t              head_rows = 0;
     bool                 argmax    = false;
     std::vector<int32_t> taps;
@@ -30,17 +30,19 @@ struct pyssd_outputs {
 struct pyssd_state {
     llama_context * owner = nullptr; // set in borrowers
 
-    uint64_t adapters      = 0;      // owner: changes of LoRA or control vectors so far
-    uint64_t adapters_seen = 0;      // borrower: the owner's count at the last hand-over
+    uint64_t adapters      = 0; // owner: changes of LoRA or control vectors so far
+    uint64_t adapters_seen = 0; // borrower: the owner's count at the last hand-over
     bool     reference     = false;
+    bool     invariant     = false;
 
     pyssd_graph_plan plan;
-    std::array<pyssd_outputs, 2> outputs; // of the last graphs without and with output rows, as llama_context keeps them
-    uint64_t         n_built = 0;
-    int32_t          n_nodes = 0;
+    std::array<pyssd_outputs, 2>
+             outputs; // of the last graphs without and with output rows, as llama_context keeps them
+    uint64_t n_built = 0;
+    int32_t  n_nodes = 0;
 
-    std::vector<float>  logits;              // host copy of trimmed logits, padded to the vocabulary with -inf
-    bool                logits_read = false;
+    std::vector<float> logits; // host copy of trimmed logits, padded to the vocabulary with -inf
+    bool               logits_read = false;
 
     mutable std::string error;
 };

@@ -34,12 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 1 if the libraries are not what they should be, else 0."""
-    wanted = (
-        args.exact is not False
-    )  # the level is that of exact=True unless --no-exact asks for the other
+    # the level is that of exact=True unless --no-exact asks for the other
+    wanted = None if args.exact is False else True
     noise: dict[str, dict[str, float]] = {}
     facts: dict[str, Any] = {}
-    for exact in (not wanted, wanted):
+    for exact in (True, None) if wanted is None else (None, True):
         args.exact = exact
         with options.load(args) as llm:
             facts = {"model": str(llm.model_path), **info.library_facts()}

@@ -97,10 +97,10 @@ def session_of(llm: Llama) -> Session:
 
 def library_facts() -> dict[str, Any]:
     """Return versions, and the file of every library that was loaded."""
-    import llama_cpp
-
     import pyssd
     from pyssd import _loader
+
+    import llama_cpp
 
     loaded = _loader.libraries()
     return {
@@ -120,9 +120,24 @@ def speculation_facts(llm: Llama, *, exact: bool) -> dict[str, Any]:
         "reason": refusal or "the model's memory can drop rejected drafts",
         "skippable_blocks": len(skippable),
         "skippable_nbytes": sum(block.nbytes for block in skippable),
-        "kernels": "upstream, reference mode" if exact else "upstream",
+        "kernels": kernel_facts(llm, exact=exact),
         "exactness": {"level": llm.exactness.level, "reason": llm.exactness.reason},
     }
+
+
+def kernel_facts(llm: Llama, *, exact: bool) -> dict[str, Any]:
+    """Return which CPU kernels compute the products, and how many bytes of weights of each type lie in which buffer."""
+    from pyssd import kernels
+
+    session = llm._session
+    weights: dict[str, int] = {}
+    for _, weight_type, buffer, nbytes in session.weights() if session is not None else []:
+        weights[f"{weight_type} in {buffer}"] = (
+            weights.get(f"{weight_type} in {buffer}", 0) + nbytes
+        )
+    packed = f"pyssd ({kernels.instruction_set()})"
+    upstream = "upstream, reference mode" if exact else "upstream"
+    return {"cpu": packed if llm._packed else upstream, "weights": weights}
 
 
 def plan_facts(llm: Llama, text: str) -> dict[str, Any]:
@@ -182,7 +197,11 @@ def _lines(facts: dict[str, Any], blocks: Sequence[Block]) -> list[str]:
     lines += [
         f"speculation   {state}: {speculation['reason']}",
         f"skippable     {speculation['skippable_blocks']} blocks, {output.size(speculation['skippable_nbytes'])}",
-        f"kernels       {speculation['kernels']}",
+        f"kernels       {speculation['kernels']['cpu']}",
+        *(
+            f"  {where:<24} {output.size(nbytes)}"
+            for where, nbytes in speculation["kernels"]["weights"].items()
+        ),
         f"exactness     level {speculation['exactness']['level']}: {speculation['exactness']['reason']}",
     ]
     if plan := facts.get("plan"):
