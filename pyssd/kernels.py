@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
+import re
 from collections.abc import Collection, Iterator
 from functools import cache
+from pathlib import Path
 
 from pyssd import _loader
 
@@ -64,3 +67,28 @@ def offered(chosen: bool, *, tied: bool) -> Iterator[None]:
         yield
     finally:
         library.pyssd_kernels_offer(False, False)
+
+
+def release_file_pages(model_path: str) -> None:
+    """Give back the pages of a model file that packing has read: the packed weights are the only copy that is needed.
+
+    The mapping stays, so what is still read through it (norms, an untied embedding) comes back page by page. Does nothing
+    where the system does not list its mappings.
+    """
+    path = Path(model_path).resolve()
+    # a split model is mapped shard by shard: name-00001-of-00003.gguf
+    stem, shard, suffix = re.fullmatch(r"(.*?)(-\d{5}-of-\d{5})?(\.gguf|)", path.name).groups()  # type: ignore[union-attr]
+    number = r"-\d{5}-of-\d{5}" if shard else ""
+    wanted = re.compile(re.escape(f"{path.parent}/{stem}") + number + re.escape(suffix))
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        advise = ctypes.CDLL(None, use_errno=True).madvise
+    except (OSError, AttributeError):
+        return
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for line in lines:
+        fields = line.split(maxsplit=5)
+        if len(fields) < 6 or not wanted.fullmatch(fields[5]):
+            continue
+        first, last = (int(address, 16) for address in fields[0].split("-"))
+        advise(first, last - first, mmap.MADV_DONTNEED)

@@ -52,7 +52,8 @@ class Llama(RequestLlama):
         n_threads: None = the physical cores, for single tokens and batches alike.
         speculative: "auto" (draft while it measures faster), "off" / False, True (draft in every round), a SpecConfig
             or a dict of its fields.
-        skip_set: Blocks to leave out in drafting: SkipSet, "a:3,5-8 f:1,3", a path or a dict; a given set always drafts.
+        skip_set: Blocks to leave out in drafting: SkipSet, "a:3,5-8 f:1,3", a path or a dict; a given set always drafts,
+            where nothing can be copied from the context.
         profile: Not in this version.
         exact: Same tokens as plain decoding (see `exactness`). None = where pyssd's kernels give it for nothing, True = also
             at the price of upstream's slow ones, False = not asked for.
@@ -171,6 +172,8 @@ class Llama(RequestLlama):
                 bool(exact),
                 progress_callback,
             )
+        if self._packed:
+            cpu_kernels.release_file_pages(given["model_path"])
         try:
             self._start(bool(exact), speculative, skip_set, model_file.weight_types)
         except BaseException:
@@ -234,7 +237,9 @@ class Llama(RequestLlama):
                 ]
         chosen = None if skip_set is None else read_skip_set(skip_set, self._blocks or None)
         if self._session is not None:
-            self._planner = Planner(self._session, self._blocks, speculative, chosen, self._n_vocab)
+            self._planner = Planner(
+                self._session, self._blocks, speculative, chosen, self._n_vocab, self._n_ctx
+            )
         self.exactness: Exactness = judge_exactness(
             exact=exact,
             packed=self._packed,

@@ -13,9 +13,10 @@ namespace pyssd {
 
 namespace {
 
-constexpr int chunk = 64;     // cells
-constexpr int max_group = 32; // queries a thread carries along the KV range
-constexpr int width = 4;      // queries, and vectors of 16, that the inner loops hold in registers
+constexpr int chunk = 64;                   // cells
+constexpr int max_group = 32;               // queries a thread carries along the KV range
+constexpr uint16_t minus_infinity = 0xfc00; // F16
+constexpr int width = 4;                    // queries, and vectors of 16, that the inner loops hold in registers
 
 // one attention: q [d_k, n_rows, n_head], k [d_k, n_kv, n_head_kv], v [d_v, n_kv, n_head_kv], mask [n_kv, n_rows]
 struct problem {
@@ -202,20 +203,26 @@ void in_fours(int n, const problem & a, const scratch & s, bool scores) {
 template <class V>
 void softmax_step(const problem & a, scratch & s, int j, int64_t cell, int64_t n) {
     float * p = s.p + j * chunk;
-    alignas(64) float bias[chunk];
-    for (int c = 0; c < chunk; ++c) {
-        const float m = c >= n ? -INFINITY : s.masks[j] ? ggml_fp16_to_fp32(s.masks[j][cell + c]) : 0.0f;
-        bias[c] = m == -INFINITY ? m : s.slope[j] * m;
-    }
     if (a.softcap != 0.0f) {
         for (int c = 0; c < chunk; ++c) {
             p[c] = a.softcap * std::tanh(p[c]);
         }
     }
+    const uint16_t * mask = s.masks[j] ? s.masks[j] + cell : nullptr;
+    alignas(64) uint16_t edge[chunk];
+    if (n < chunk) { // beyond the last cell there is nothing to see
+        for (int c = 0; c < chunk; ++c) {
+            edge[c] = c >= n ? minus_infinity : mask ? mask[c] : 0;
+        }
+        mask = edge;
+    }
     typename V::f32 x[width];
     auto top = V::set1f(-INFINITY);
     for (int i = 0; i < width; ++i) {
-        x[i] = V::add(V::load_f32(p + 16 * i), V::load_f32(bias + 16 * i));
+        x[i] = V::load_f32(p + 16 * i);
+        if (mask) {
+            x[i] = V::fma(V::load_f16(mask + 16 * i), V::set1f(s.slope[j]), x[i]);
+        }
         top = V::max(top, x[i]);
     }
     const float max = std::max(s.max[j], V::max_of(top));
@@ -247,7 +254,7 @@ bool any_visible(const scratch & s, int n_queries, int64_t cell, int64_t n) {
             return true;
         }
         for (int64_t c = 0; c < n; ++c) {
-            if (s.masks[j][cell + c] != 0xfc00) { // -inf
+            if (s.masks[j][cell + c] != minus_infinity) {
                 return true;
             }
         }
