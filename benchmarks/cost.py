@@ -4,7 +4,8 @@
    measured non-weight time (both taken from four reference plans in the same run).
 2. Plain: tokens a second of pyssd.Llama(speculative="off") against llama-bench and llama_cpp.Llama (stock libraries of
    `make peers`), alternating.
-3. Memory: bytes that the draft context adds, rows of logits that the target reserves.
+3. Schema: the share of decode time that drafting under a JSON schema spends on sampling.
+4. Memory: bytes that the draft context adds, rows of logits that the target reserves.
 
     python benchmarks/cost.py [--model NAME] [--peers build/peers/bin] [--rounds 5]
 """
@@ -120,6 +121,42 @@ def measure_draft(model: Path, repeats: int, n_sets: int) -> dict[str, Any]:
         }
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "year": {"type": "integer"},
+        "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 4},
+    },
+    "required": ["name", "year", "tags"],
+}
+
+
+def measure_schema(model: Path) -> dict[str, Any]:
+    import pyssd
+
+    with pyssd.Llama(
+        str(model), n_ctx=1024, verbose=False, skip_set="f:1,3,6,9,12,13,15,27"
+    ) as llm:
+        session = llm._session
+        assert session is not None
+        before = session.counters()
+        decode = drafted = 0.0
+        for book in ("Moby Dick", "Dune", "The Hobbit", "Emma"):
+            llm.create_chat_completion(
+                [{"role": "user", "content": f"Describe the book {book} as JSON."}],
+                response_format={"type": "json_object", "schema": SCHEMA},
+                temperature=0.7,
+                seed=1,
+                max_tokens=96,
+                speculative={"max_draft_len": 3, "min_confidence": 0.0, "always": True},
+            )
+            decode += llm.stats.decode_seconds
+            drafted += llm.stats.drafted
+        sampling = session.counters()["draft_sampling_seconds"] - before["draft_sampling_seconds"]
+        return {"drafted": drafted, "draft_sampling_share": round(sampling / decode, 4)}
+
+
 def run_plain(kind: str, model: Path, n: int, threads: int, peers: Path) -> float:
     if kind == "llama-bench":
         command = [
@@ -181,6 +218,7 @@ def main() -> None:
         "model": model.name,
         "threads": threads,
         "draft": measure_draft(model, args.rounds, args.sets),
+        "schema": measure_schema(model),
         "plain": measure_plain(model, args.peers.resolve(), args.rounds, args.tokens, threads),
     }
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
