@@ -14,7 +14,7 @@ namespace pyssd {
 namespace {
 
 constexpr int chunk = 64;                   // cells
-constexpr int max_group = 32;               // queries a thread carries along the KV range
+constexpr int max_group = 64;               // queries a thread carries along the KV range
 constexpr uint16_t minus_infinity = 0xfc00; // F16
 constexpr int width = 4;                    // queries, and vectors of 16, that the inner loops hold in registers
 
@@ -117,15 +117,16 @@ void load_values(const problem & a, const char * v, scratch & s, int64_t n) {
 template <class V, int M>
 void score(const problem & a, const scratch & s, int first) {
     typename V::f32 acc[M][width];
-    for (auto & row : acc) {
-        for (auto & x : row) {
-            x = V::zerof();
+    for (int j = 0; j < M; ++j) {
+        for (int i = 0; i < width; ++i) {
+            acc[j][i] = V::zerof();
         }
     }
     for (int64_t d = 0; d < a.d_k; ++d) {
         typename V::f32 key[width];
         for (int i = 0; i < width; ++i) {
             key[i] = V::load_f32(s.keys + d * chunk + 16 * i);
+            V::keep(key[i]);
         }
         for (int j = 0; j < M; ++j) {
             const auto x = V::set1f(s.q[(first + j) * a.d_k + d]);
@@ -154,6 +155,7 @@ void gather(const problem & a, const scratch & s, int first, int64_t d) {
         typename V::f32 value[n];
         for (int i = 0; i < n; ++i) {
             value[i] = V::load_f32(s.values + c * a.d_v + d + 16 * i);
+            V::keep(value[i]);
         }
         for (int j = 0; j < M; ++j) {
             const auto x = V::set1f(s.p[(first + j) * chunk + c]);

@@ -1,6 +1,7 @@
 #include "pyssd-kernels.h"
 
 #include "attention.h"
+#include "isa.h"
 #include "matmul.h"
 #include "pack.h"
 
@@ -172,13 +173,7 @@ void pyssd_kernels_offer(bool on, bool tied) {
 }
 
 const char * pyssd_kernels_isa(void) {
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
-    return "AVX-512 VNNI";
-#elif defined(__AVX2__)
-    return "AVX2";
-#else
-    return "portable";
-#endif
+    return pyssd::isa_native::name;
 }
 
 ggml_backend_buffer_type_t pyssd_kernels_buffer_type(void) {

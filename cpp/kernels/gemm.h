@@ -221,30 +221,66 @@ void gemm_32(const tile * w, int64_t n_blocks, const void * const * cols, float 
     }
 }
 
-// float weights: four partial sums a row, so that rounding does not build up over long rows
-template <class V, ggml_type type, int M>
-void gemm_float(const void * w, int64_t n, const void * const * cols, float * const * out) {
-    typename V::f32 sum[4][M];
-    for (auto & part : sum) {
-        for (int j = 0; j < M; ++j) {
-            part[j] = V::zerof();
-        }
-    }
-    for (int64_t k = 0; k < n; ++k) {
-        typename V::f32 x;
-        if constexpr (type == GGML_TYPE_F32) {
-            x = V::load_f32((const float *) w + 16 * k);
-        } else if constexpr (type == GGML_TYPE_F16) {
-            x = V::load_f16((const uint16_t *) w + 16 * k);
-        } else {
-            x = V::load_bf16((const uint16_t *) w + 16 * k);
-        }
-        for (int j = 0; j < M; ++j) {
-            sum[k & 3][j] = V::fma(x, V::set1f(((const float *) cols[j])[k]), sum[k & 3][j]);
-        }
+// sum[i][j] += the weights of column k times the activation of column j
+template <class V, ggml_type type, int M, int i>
+inline void float_step(const void * w, int64_t k, const void * const * cols, typename V::f32 (&sum)[4][M]) {
+    typename V::f32 x;
+    if constexpr (type == GGML_TYPE_F32) {
+        x = V::load_f32((const float *) w + 16 * k);
+        V::keep(x);
+    } else if constexpr (type == GGML_TYPE_F16) {
+        x = V::load_f16((const uint16_t *) w + 16 * k);
+    } else {
+        x = V::load_bf16((const uint16_t *) w + 16 * k);
     }
     for (int j = 0; j < M; ++j) {
-        V::store(out[j], V::add(V::add(sum[0][j], sum[1][j]), V::add(sum[2][j], sum[3][j])));
+        sum[i][j] = V::fma(x, V::set1f(((const float *) cols[j])[k]), sum[i][j]);
+    }
+}
+
+// float weights: short chains of additions (four a chunk, chunks into two totals), so that rounding does not build up
+template <class V, ggml_type type, int M>
+void gemm_float(const void * w, int64_t n, const void * const * cols, float * const * out) {
+    if constexpr (M > 4) { // more chains than registers: two halves, the tile is near after the first
+        gemm_float<V, type, 4>(w, n, cols, out);
+        gemm_float<V, type, M - 4>(w, n, cols + 4, out + 4);
+        return;
+    } else {
+        constexpr int64_t chunk = 64;
+        typename V::f32 total[2][M];
+        for (int j = 0; j < M; ++j) {
+            total[0][j] = V::zerof();
+            total[1][j] = V::zerof();
+        }
+        for (int64_t k0 = 0; k0 < n; k0 += 2 * chunk) {
+            for (int half = 0; half < 2; ++half) {
+                const int64_t first = k0 + half * chunk;
+                const int64_t last = first + chunk < n ? first + chunk : n;
+                typename V::f32 sum[4][M];
+                for (int i = 0; i < 4; ++i) {
+                    for (int j = 0; j < M; ++j) {
+                        sum[i][j] = V::zerof();
+                    }
+                }
+                int64_t k = first;
+                for (; k + 4 <= last; k += 4) {
+                    float_step<V, type, M, 0>(w, k, cols, sum);
+                    float_step<V, type, M, 1>(w, k + 1, cols, sum);
+                    float_step<V, type, M, 2>(w, k + 2, cols, sum);
+                    float_step<V, type, M, 3>(w, k + 3, cols, sum);
+                }
+                for (; k < last; ++k) {
+                    float_step<V, type, M, 0>(w, k, cols, sum);
+                }
+                for (int j = 0; j < M; ++j) {
+                    const auto part = V::add(V::add(sum[0][j], sum[1][j]), V::add(sum[2][j], sum[3][j]));
+                    total[half][j] = V::add(total[half][j], part);
+                }
+            }
+        }
+        for (int j = 0; j < M; ++j) {
+            V::store(out[j], V::add(total[0][j], total[1][j]));
+        }
     }
 }
 

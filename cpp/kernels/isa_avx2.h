@@ -2,6 +2,8 @@
 
 // AVX2 with FMA and F16C, and the dot products of AVX-VNNI where the build has them: 16 lanes are two registers.
 
+#include "isa_scalar.h"
+
 #include <immintrin.h>
 
 #include <cstdint>
@@ -27,6 +29,8 @@ struct isa_avx2 {
     static i32 zero() {
         return {_mm256_setzero_si256(), _mm256_setzero_si256()};
     }
+    // in a register from here on: else compilers read it from memory again for every use
+    static void keep(f32 &) {}
     static f32 zerof() {
         return {_mm256_setzero_ps(), _mm256_setzero_ps()};
     }
@@ -64,6 +68,18 @@ struct isa_avx2 {
         return {_mm256_shuffle_epi8(t, index.lo), _mm256_shuffle_epi8(t, index.hi)};
     }
 
+    // gcc would otherwise collect the terms of a sum first, in memory, and add them up in the end
+    static __m256i pinned(__m256i x) {
+#if defined(__GNUC__)
+        __asm__("" : "+x"(x));
+#endif
+        return x;
+    }
+
+    static __m256i widened(__m256i acc, __m256i pairs) {
+        return pinned(_mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
+    }
+
     static __m256i four(const void * a) {
         int32_t x;
         memcpy(&x, a, 4);
@@ -91,7 +107,7 @@ struct isa_avx2 {
     // sums of two products stay below 2^15: 2*63*127 for unsigned weights, 2*128*127 for signed ones, even for the -128 that no
     // quantiser writes (activations are never -128)
     static __m256i dot(__m256i acc, __m256i w, __m256i a) {
-        return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)));
+        return widened(acc, _mm256_maddubs_epi16(w, a));
     }
     static i32 dot(i32 acc, bytes w, const int8_t * a) {
         return {dot(acc.lo, w.lo, four(a)), dot(acc.hi, w.hi, four(a))};
@@ -238,5 +254,27 @@ struct isa_avx2 {
         }
     }
 };
+
+#if !defined(__AVXVNNI__)
+// as many pairs of products as 16 bits hold are added up before they are widened
+template <int max>
+struct dot_sum<isa_avx2, max> {
+    static constexpr int n = max <= 15 ? 8 : max <= 31 ? 4 : 2;
+    static_assert(n * 2 * max * 127 < 32768, "sums of products must fit in 16 bits");
+    isa_avx2::i32 sum, narrow;
+
+    template <int g>
+    void add(isa_avx2::bytes w, const int8_t * a) {
+        const __m256i x = isa_avx2::four(a);
+        const __m256i lo = _mm256_maddubs_epi16(w.lo, x), hi = _mm256_maddubs_epi16(w.hi, x);
+        narrow = g % n == 0 ? isa_avx2::i32{lo, hi}
+                            : isa_avx2::i32{isa_avx2::pinned(_mm256_add_epi16(narrow.lo, lo)),
+                                            isa_avx2::pinned(_mm256_add_epi16(narrow.hi, hi))};
+        if (g % n == n - 1) {
+            sum = {isa_avx2::widened(sum.lo, narrow.lo), isa_avx2::widened(sum.hi, narrow.hi)};
+        }
+    }
+};
+#endif
 
 } // namespace pyssd

@@ -27,6 +27,8 @@ struct isa_scalar {
     static i32 zero() {
         return {};
     }
+    // in a register from here on: else compilers read it from memory again for every use
+    static void keep(f32 &) {}
     static f32 zerof() {
         return {};
     }
@@ -214,6 +216,18 @@ struct isa_scalar {
                 std::swap(r[i].v[j], r[j].v[i]);
             }
         }
+    }
+};
+
+// a sum of dot products with unsigned weights up to max; add<g> is the g-th of a sub-block. Instruction sets that multiply into
+// narrower sums specialise it
+template <class V, int max>
+struct dot_sum {
+    typename V::i32 sum;
+
+    template <int g>
+    void add(typename V::bytes w, const int8_t * a) {
+        sum = V::dot(sum, w, a);
     }
 };
 

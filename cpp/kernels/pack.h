@@ -18,69 +18,69 @@ constexpr int tile_rows = 16;
 // K-quants: 256 weights a row, sub-blocks with integer scales
 
 struct tile_q4_K {
-    static constexpr int  n_weights = 256, sub_size = 32, bias = 0;
-    static constexpr bool has_mins  = true;
+    static constexpr int n_weights = 256, sub_size = 32, bias = 0;
+    static constexpr bool has_mins = true;
     uint16_t d[16], dmin[16];
-    uint8_t  scales[8][16];
-    uint8_t  mins[4][32];   // of sub-blocks 2p and 2p + 1 side by side: byte 2*r + s%2
-    uint8_t  q[8][4][64];   // two groups a vector
+    uint8_t scales[8][16];
+    uint8_t mins[4][32]; // of sub-blocks 2p and 2p + 1 side by side: byte 2*r + s%2
+    uint8_t q[8][4][64]; // two groups a vector
 };
 
 struct tile_q5_K {
-    static constexpr int  n_weights = 256, sub_size = 32, bias = 0;
-    static constexpr bool has_mins  = true;
+    static constexpr int n_weights = 256, sub_size = 32, bias = 0;
+    static constexpr bool has_mins = true;
     uint16_t d[16], dmin[16];
-    uint8_t  scales[8][16];
-    uint8_t  mins[4][32];   // of sub-blocks 2p and 2p + 1 side by side: byte 2*r + s%2
-    uint8_t  q[8][4][64];
-    uint8_t  high[8][64];   // bit g of a byte: fifth bit of that byte in group g
+    uint8_t scales[8][16];
+    uint8_t mins[4][32]; // of sub-blocks 2p and 2p + 1 side by side: byte 2*r + s%2
+    uint8_t q[8][4][64];
+    uint8_t high[8][64]; // bit g of a byte: fifth bit of that byte in group g
 };
 
 struct tile_q6_K {
-    static constexpr int  n_weights = 256, sub_size = 16, bias = 32;
-    static constexpr bool has_mins  = false;
+    static constexpr int n_weights = 256, sub_size = 16, bias = 32;
+    static constexpr bool has_mins = false;
     uint16_t d[16];
-    int8_t   scales[16][16];
-    uint8_t  q[16][2][64];
-    uint8_t  high[16][64];  // bits 2g, 2g + 1 of a byte: upper bits of that byte in group g
+    int8_t scales[16][16];
+    uint8_t q[16][2][64];
+    uint8_t high[16][64]; // bits 2g, 2g + 1 of a byte: upper bits of that byte in group g
 };
 
 // one scale for 32 weights
 
 struct tile_q8_0 {
-    static constexpr int  n_weights = 32, bias = 0;
-    static constexpr bool has_mins  = false;
+    static constexpr int n_weights = 32, bias = 0;
+    static constexpr bool has_mins = false;
     uint16_t d[16];
-    int8_t   q[8][64];      // one group a vector
+    int8_t q[8][64]; // one group a vector
 };
 
 struct tile_q4_0 {
-    static constexpr int  n_weights = 32, bias = 8;
-    static constexpr bool has_mins  = false;
+    static constexpr int n_weights = 32, bias = 8;
+    static constexpr bool has_mins = false;
     uint16_t d[16];
-    uint8_t  q[4][64];
+    uint8_t q[4][64];
 };
 
 struct tile_q4_1 {
-    static constexpr int  n_weights = 32, bias = 0;
-    static constexpr bool has_mins  = true;
+    static constexpr int n_weights = 32, bias = 0;
+    static constexpr bool has_mins = true;
     uint16_t d[16], m[16];
-    uint8_t  q[4][64];
+    uint8_t q[4][64];
 };
 
 struct tile_q5_0 {
-    static constexpr int  n_weights = 32, bias = 16;
-    static constexpr bool has_mins  = false;
+    static constexpr int n_weights = 32, bias = 16;
+    static constexpr bool has_mins = false;
     uint16_t d[16];
-    uint8_t  q[4][64];
-    uint8_t  high[64];
+    uint8_t q[4][64];
+    uint8_t high[64];
 };
 
 struct tile_iq4_nl {
-    static constexpr int  n_weights = 32, bias = 0;
-    static constexpr bool has_mins  = false;
+    static constexpr int n_weights = 32, bias = 0;
+    static constexpr bool has_mins = false;
     uint16_t d[16];
-    uint8_t  q[4][64];      // indices into the table of values
+    uint8_t q[4][64]; // indices into the table of values
 };
 
 // floats: two weights of 16 rows after one another
@@ -89,14 +89,14 @@ struct tile_f32 {
     float v[16];
 };
 
-struct tile_16bit {         // F16 or BF16
+struct tile_16bit { // F16 or BF16
     static constexpr int n_weights = 1;
     uint16_t v[16];
 };
 
 // bytes of one tile block and weights per row in it; 0 if there is no packed layout for the type
 size_t tile_block_size(ggml_type type);
-int    tile_block_weights(ggml_type type);
+int tile_block_weights(ggml_type type);
 
 // bytes of a packed matrix of n_rows x n_cols (rows padded to a multiple of 16)
 size_t packed_size(ggml_type type, int64_t n_cols, int64_t n_rows);

@@ -34,11 +34,11 @@ int32_t nearest(float x) {
 
 float quantize(const float * x, int n, int8_t * q) {
     const float amax = max_abs(x, n);
-    const float id   = amax > 0.0f ? 127.0f/amax : 0.0f;
+    const float id = amax > 0.0f ? 127.0f / amax : 0.0f;
     for (int k = 0; k < n; ++k) {
-        q[k] = (int8_t) nearest(x[k]*id);
+        q[k] = (int8_t) nearest(x[k] * id);
     }
-    return amax/127.0f;
+    return amax / 127.0f;
 }
 
 int32_t sum(const int8_t * q, int n) {
@@ -53,31 +53,34 @@ int32_t sum(const int8_t * q, int n) {
 
 size_t act_size(ggml_type type, int64_t n) {
     switch (tile_block_weights(type)) {
-        case 256: return n/256*sizeof(act_k);
-        case 32:  return n/32*sizeof(act_32);
-        default:  return 0;
+    case 256:
+        return n / 256 * sizeof(act_k);
+    case 32:
+        return n / 32 * sizeof(act_32);
+    default:
+        return 0;
     }
 }
 
 void act_quantize(ggml_type type, const float * x, int64_t n, void * dst) {
     if (tile_block_weights(type) == 256) {
         act_k * out = (act_k *) dst;
-        for (int64_t i = 0; i < n/256; ++i) {
-            out[i].d = quantize(x + 256*i, 256, out[i].q);
+        for (int64_t i = 0; i < n / 256; ++i) {
+            out[i].d = quantize(x + 256 * i, 256, out[i].q);
             for (int s = 0; s < 16; ++s) {
-                out[i].bias16[s] = -32*sum(out[i].q + 16*s, 16);
+                out[i].bias16[s] = -32 * sum(out[i].q + 16 * s, 16);
             }
             for (int s = 0; s < 8; ++s) {
-                out[i].sums32[s] = (int16_t) ((out[i].bias16[2*s] + out[i].bias16[2*s + 1])/-32);
+                out[i].sums32[s] = (int16_t) ((out[i].bias16[2 * s] + out[i].bias16[2 * s + 1]) / -32);
             }
         }
         return;
     }
     act_32 * out = (act_32 *) dst;
-    for (int64_t i = 0; i < n/32; ++i) {
-        out[i].d    = quantize(x + 32*i, 32, out[i].q);
-        out[i].sum  = sum(out[i].q, 32);
-        out[i].dsum = out[i].d*(float) out[i].sum;
+    for (int64_t i = 0; i < n / 32; ++i) {
+        out[i].d = quantize(x + 32 * i, 32, out[i].q);
+        out[i].sum = sum(out[i].q, 32);
+        out[i].dsum = out[i].d * (float) out[i].sum;
     }
 }
 
