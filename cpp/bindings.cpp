@@ -10,6 +10,7 @@
 #include "core/api.h"
 #include "core/error.h"
 #include "core/gumbel.h"
+#include "core/ngram.h"
 #include "core/sampling.h"
 #include "core/session.h"
 
@@ -17,6 +18,7 @@ namespace py = pybind11;
 
 using pyssd::error;
 using pyssd::error_kind;
+using pyssd::ngram_index;
 using pyssd::session;
 
 using tokens_in = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
@@ -246,6 +248,25 @@ static py::dict session_counters(session & self) {
     return result;
 }
 
+static int32_t ngram_sync(ngram_index & self, const tokens_in & tokens) {
+    int32_t n;
+    const int32_t * ids = data_of(tokens, "tokens", n);
+    return self.sync(ids, n);
+}
+
+static void ngram_extend(ngram_index & self, const tokens_in & tokens) {
+    int32_t n;
+    const int32_t * ids = data_of(tokens, "tokens", n);
+    self.extend(ids, n);
+}
+
+static py::tuple ngram_draft(ngram_index & self, int32_t max_len) {
+    const pyssd::ngram_draft & drafted = self.draft(max_len);
+    const auto n = (py::ssize_t) drafted.tokens.size();
+    return py::make_tuple(py::array_t<int32_t>(n, drafted.tokens.data()), py::array_t<float>(n, drafted.chances.data()),
+                          drafted.match_len);
+}
+
 PYBIND11_MODULE(_core, m) {
     m.doc() = "The C++ core of pyssd; _core.pyi documents it";
 
@@ -317,4 +338,13 @@ PYBIND11_MODULE(_core, m) {
         .def("graph_nodes", [](session & self) { return dict_of(self.graph_nodes()); })
         .def("context_nbytes", [](session & self) { return dict_of(self.context_nbytes()); })
         .def("counters", &session_counters);
+
+    // microseconds each: not worth releasing the GIL
+    py::class_<ngram_index>(m, "NgramIndex")
+        .def(py::init<int32_t>(), py::arg("capacity"))
+        .def("__len__", &ngram_index::size)
+        .def("sync", &ngram_sync, py::arg("tokens"))
+        .def("extend", &ngram_extend, py::arg("tokens"))
+        .def("rewind", &ngram_index::rewind, py::arg("n"))
+        .def("draft", &ngram_draft, py::arg("max_len"));
 }

@@ -165,3 +165,29 @@ class Session:
         (part of it), draft_steps, verify_calls, chain_copies (stateful samplers, such as a grammar,
         copied for drafting).
         """
+
+class NgramIndex:
+    """Where the last tokens of a sequence stood before, and how often what followed came true."""
+
+    def __init__(self, capacity: int) -> None:
+        """capacity: the latest positions that are looked at; memory is 60 to 80 bytes for each."""
+    def __len__(self) -> int:
+        """Tokens of the sequence."""
+
+    def sync(self, tokens: Tokens) -> int:
+        """Make the sequence these tokens; returns how many of them were there already."""
+
+    def extend(self, tokens: Tokens) -> None:
+        """Add tokens that the target emitted.
+
+        They are compared with the last draft, whether it was proposed or not: chances follow what came true.
+        """
+
+    def rewind(self, n: int) -> None:
+        """Forget all but the first n tokens."""
+
+    def draft(self, max_len: int) -> tuple[Tokens, Floats, int]:
+        """Tokens behind the longest match, their chances, and the length of the match (0 = none, 2 to 32).
+
+        A chance is the estimated probability that the target emits the token if it has emitted those before it.
+        """

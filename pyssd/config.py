@@ -10,7 +10,7 @@ from pyssd.errors import OptionError
 
 Mode = Literal["auto", "on", "off"]
 
-PROPOSERS = ("skip",)
+PROPOSERS = ("ngram", "skip")
 COUPLINGS = ("gumbel", "llama_cpp")
 SELECTORS = ("greedy",)
 
@@ -24,9 +24,11 @@ class SpecConfig:
     """How to speculate.
 
     Attributes:
-        max_draft_len: the most tokens drafted in a round (gamma), 1 to 63.
+        max_draft_len: the most tokens that the model drafts in a round (gamma), 1 to 63.
         min_confidence: a draft ends before a token whose draft probability is below this, 0 to 1.
-        proposers: where drafts come from; "skip" = the same model without some blocks.
+        proposers: where drafts come from: "ngram" = copied from the context, asked first because it
+            costs nothing; "skip" = the same model without some blocks.
+        max_ngram_len: the most tokens copied in a round, 1 to 63.
         selector: what looks for a skip set when none is given; None = pyssd chooses.
         head_rows: rows of the LM head used in drafting, a multiple of 256; 0 = all.
         coupling: the noise of sampling: "gumbel" (shared by draft and target) or "llama_cpp" (the
@@ -40,7 +42,10 @@ class SpecConfig:
 
     max_draft_len: int = 4
     min_confidence: float = 0.8
-    proposers: tuple[str, ...] = ("skip",)
+    proposers: tuple[str, ...] = ("ngram", "skip")
+    max_ngram_len: int = (
+        15  # with the last token 16 rows: what pyssd's kernels do in one pass over the weights
+    )
     selector: str | None = None
     head_rows: int = 0
     coupling: str = "gumbel"
@@ -48,6 +53,7 @@ class SpecConfig:
 
     def __post_init__(self) -> None:
         _check_int("max_draft_len", self.max_draft_len, 1, MAX_DRAFT_LEN)
+        _check_int("max_ngram_len", self.max_ngram_len, 1, MAX_DRAFT_LEN)
         _check_int("head_rows", self.head_rows, 0, 2**31 - 1)
         if self.head_rows % HEAD_ROWS_STEP:
             raise OptionError(
@@ -65,7 +71,7 @@ class SpecConfig:
         object.__setattr__(self, "min_confidence", float(self.min_confidence))
         if not isinstance(self.proposers, (tuple, list)):
             raise TypeError(
-                f"proposers is {self.proposers!r}; pass a tuple of names such as ('skip',)"
+                f"proposers is {self.proposers!r}; pass a tuple of names such as ('ngram', 'skip')"
             )
         object.__setattr__(self, "proposers", tuple(self.proposers))
         if not self.proposers:

@@ -82,6 +82,7 @@ class Generation:
         if token is None:
             return
         yield token
+        self._engine.start(self._llm._input_ids, token)
         yield from self._rounds(token) if self._processor is None else self._steps(token)
 
     def _rounds(self, token: int) -> Iterator[int]:
@@ -103,7 +104,9 @@ class Generation:
         chain = chain_address(self._sampler)
         while engine.has_room():
             started = time.perf_counter()
-            draft_tokens = engine.draft(chain, token)
+            draft = engine.draft(chain, token)
+            draft_tokens, draft_seconds = draft.tokens, time.perf_counter() - started
+            started = time.perf_counter()
             start = llm.n_tokens
             session.verify_begin(token, draft_tokens)
             llm._open_round(start, len(draft_tokens) + 1)
@@ -122,7 +125,7 @@ class Generation:
                 if len(emitted) > len(draft_tokens) or token != draft_tokens[len(emitted) - 1]:
                     break
             llm._close_round()
-            engine.accept(draft_tokens, emitted, seconds)
+            engine.accept(draft, emitted, draft_seconds, seconds)
 
     def _sample(self, row: int | None, *, position: int) -> int | None:
         """Sample the token for a position from a row of logits; None if a criterion ends the generation."""

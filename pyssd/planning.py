@@ -11,15 +11,16 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from pyssd._core import Session
+from pyssd._core import NgramIndex, Session
 from pyssd.config import Mode, SpecConfig
-from pyssd.controller import Controller
+from pyssd.controller import Controller, Measured
 from pyssd.engine import DraftPlan
 from pyssd.errors import Cancelled, PyssdError
 from pyssd.select import find_skip_set
 from pyssd.skipset import Block, SkipSet
 
 _MIN_WANTED = 32  # a request for fewer tokens cannot win back the seconds of a search
+_MAX_INDEXED = 1 << 16  # tokens to copy from; an index of this size takes 4 MB
 _LOG = logging.getLogger("pyssd")
 
 SkipSetLike = SkipSet | str | Path | Mapping[str, object]
@@ -34,6 +35,7 @@ class Planner:
         speculative: The object's option, already checked.
         skip_set: The object's option, already checked against the blocks; None = search for one.
         head_rows_limit: Size of the vocabulary; a larger head_rows means all rows.
+        n_ctx: Cells of the context.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Planner:
         speculative: object,
         skip_set: SkipSet | None,
         head_rows_limit: int,
+        n_ctx: int,
     ) -> None:
         self._session = session
         self._blocks = blocks
@@ -50,8 +53,11 @@ class Planner:
         self._skip_set = skip_set
         self._head_rows_limit = head_rows_limit
         self._found: SkipSet | None = None
+        self._n_ctx = n_ctx
+        self._index: NgramIndex | None = None
+        self._measured = Measured()
         self._controllers: dict[tuple[str, bool], Controller] = {}
-        self._plain_controller = Controller(always=False)
+        self._plain_controller = Controller(always=False, shared=self._measured)
 
     def plan(
         self,
@@ -79,30 +85,35 @@ class Planner:
         refusal = self._session.refusal
         if refusal is not None:
             return DraftPlan.plain(self._plain_controller, f"plain decoding: {refusal}")
-        chosen = self._skip_set if skip_set is None else read_skip_set(skip_set, self._blocks)
+        chosen, origin = None, ""
+        if "skip" in config.proposers:
+            chosen = self._skip_set if skip_set is None else read_skip_set(skip_set, self._blocks)
         always = mode == "on" or chosen is not None
-        origin = "the given skip set"
-        if chosen is None:
-            origin = "a skip set found by a sweep"
-            if self._found is None and not always and wanted is not None and wanted < _MIN_WANTED:
-                return DraftPlan.plain(
-                    self._plain_controller,
-                    f"plain decoding: {wanted} tokens are too few to look for a skip set",
-                )
-            try:
-                chosen = self._find(tokens)
-            except Cancelled:
-                raise
-            except PyssdError as error:
-                _LOG.warning("no skip set could be looked for: %s", error)
-                return DraftPlan.plain(
-                    self._plain_controller, f"plain decoding: no sweep was possible ({error})"
-                )
-        text = str(chosen)
-        controller = self._controllers.setdefault((text, always), Controller(always=always))
+        if chosen is not None:
+            origin = f"the given skip set ({chosen})"
+        elif "skip" in config.proposers:
+            is_short = wanted is not None and wanted < _MIN_WANTED
+            if self._found is None and not always and is_short:
+                origin = f"no skip set: {wanted} tokens are too few to look for one"
+            else:
+                chosen, origin = self._search(tokens)
+        copies = "ngram" in config.proposers
+        if chosen is None and not copies:
+            return DraftPlan.plain(self._plain_controller, f"plain decoding: {origin}")
+        text = "" if chosen is None else str(chosen)
+        key = (text, always)
+        if key not in self._controllers:
+            self._controllers[key] = Controller(always=always, shared=self._measured)
         if config.head_rows >= self._head_rows_limit:
             config = dataclasses.replace(config, head_rows=0)
-        return DraftPlan(chosen.bits(self._blocks), text, config, controller, f"{origin} ({text})")
+        return DraftPlan(
+            None if chosen is None else chosen.bits(self._blocks),
+            text,
+            config,
+            self._controllers[key],
+            ", ".join(filter(None, ("copies from the context" if copies else "", origin))),
+            self._ngram_index() if copies else None,
+        )
 
     def mode(self, speculative: object, skip_set: object) -> tuple[Mode, SpecConfig]:
         """Resolve the call's and the object's speculative option; a call's skip set alone switches drafting on."""
@@ -110,6 +121,23 @@ class Planner:
         if mode == "off" and speculative is None and skip_set is not None:
             return SpecConfig.of(True)
         return mode, config
+
+    def _ngram_index(self) -> NgramIndex:
+        # one for all generations: the turns of a conversation share most of their tokens
+        if self._index is None:
+            self._index = NgramIndex(min(self._n_ctx, _MAX_INDEXED))
+        return self._index
+
+    def _search(self, tokens: npt.NDArray[np.int32]) -> tuple[SkipSet | None, str]:
+        """Find a skip set, or say why there is none."""
+        try:
+            found = self._find(tokens)
+        except Cancelled:
+            raise
+        except PyssdError as error:
+            _LOG.warning("no skip set could be looked for: %s", error)
+            return None, f"no skip set, as no sweep was possible ({error})"
+        return found, f"a skip set found by a sweep ({found})"
 
     def _find(self, tokens: npt.NDArray[np.int32]) -> SkipSet:
         if self._found is None:

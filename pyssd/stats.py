@@ -17,7 +17,8 @@ class SpecStats:
         accepted: drafted tokens that the target emitted.
         emitted: tokens handed out, those of plain decoding included.
         accepted_per_pos: accepted tokens at each position of a draft.
-        accepted_by: accepted tokens by the means that drafted them ("skip", ...).
+        accepted_by: accepted tokens by the means that drafted them ("ngram", "skip").
+        rounds_by: rounds by what was tried in them ("plain", "ngram", "skip"; empty drafts count).
         prompt_tokens: tokens of the prompt that were evaluated (reused prefixes are not).
         prefill_seconds: time for those.
         decode_seconds: time for everything after; draft and verify are parts of it.
@@ -35,6 +36,7 @@ class SpecStats:
     emitted: int = 0
     accepted_per_pos: list[int] = field(default_factory=list)
     accepted_by: dict[str, int] = field(default_factory=dict)
+    rounds_by: dict[str, int] = field(default_factory=dict)
     prompt_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -65,6 +67,7 @@ class SpecStats:
         result: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
         result["accepted_per_pos"] = list(self.accepted_per_pos)
         result["accepted_by"] = dict(self.accepted_by)
+        result["rounds_by"] = dict(self.rounds_by)
         for name in ("acceptance_rate", "mean_acceptance_len", "tokens_per_second"):
             result[name] = getattr(self, name)
         return result
@@ -82,10 +85,8 @@ class SpecStats:
             a + b
             for a, b in zip_longest(self.accepted_per_pos, other.accepted_per_pos, fillvalue=0)
         ]
-        means = dict.fromkeys((*self.accepted_by, *other.accepted_by))
-        total.accepted_by = {
-            name: self.accepted_by.get(name, 0) + other.accepted_by.get(name, 0) for name in means
-        }
+        total.accepted_by = _sum_by_means(self.accepted_by, other.accepted_by)
+        total.rounds_by = _sum_by_means(self.rounds_by, other.rounds_by)
         total.speedup = _joint_speedup(self, other)
         return total
 
@@ -118,6 +119,11 @@ _SUMMED = (
     "verify_seconds",
     "graphs_built",
 )
+
+
+def _sum_by_means(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
+    means = dict.fromkeys((*first, *second))
+    return {name: first.get(name, 0) + second.get(name, 0) for name in means}
 
 
 def _joint_speedup(first: SpecStats, second: SpecStats) -> float | None:

@@ -301,9 +301,7 @@ def test_line_of_statistics() -> None:
     off = output.summary(SpecStats(reason="plain decoding: memory\ncannot rewind"))
     assert off.startswith("speculation off: memory cannot rewind | ")
     unsure = output.summary(SpecStats(reason="a given set; drafts in every round"))
-    assert unsure.startswith(
-        "no draft was confident enough (a given set; drafts in every round) | "
-    )
+    assert unsure.startswith("nothing was worth drafting (a given set; drafts in every round) | ")
 
 
 def test_shares_add_up_when_a_request_ends_inside_a_draft() -> None:

@@ -41,6 +41,8 @@ def test_wrong_types_are_type_errors(value: object) -> None:
         {"min_confidence": float("nan")},
         {"proposers": ()},
         {"proposers": ("oracle",)},
+        {"max_ngram_len": 0},
+        {"max_ngram_len": 64},
         {"selector": "oracle"},
         {"coupling": "none"},
         {"head_rows": -256},
@@ -53,7 +55,7 @@ def test_values_out_of_range_are_value_errors(value: object) -> None:
 
 
 def test_config_is_a_value() -> None:
-    config = SpecConfig(min_confidence=1, proposers=["skip"])  # type: ignore[arg-type]
+    config = SpecConfig(min_confidence=1, proposers=["ngram", "skip"])  # type: ignore[arg-type]
     assert hash(config) == hash(SpecConfig(min_confidence=1.0))
     with pytest.raises(AttributeError):
         config.always = True  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Control flow without a model: when to draft, how a sweep chooses. Sessions here are hand-made."""
+"""Control flow without a model: the rounds of an engine, how a sweep chooses. Sessions here are hand-made."""
 
 from __future__ import annotations
 
@@ -9,59 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from pyssd._core import NgramIndex
 from pyssd.config import SpecConfig
 from pyssd.controller import Controller
 from pyssd.engine import DraftPlan, Engine
+from pyssd.propose import Draft
 from pyssd.select import find_skip_set
 from pyssd.select.sweep import every_third_ffn
 from pyssd.skipset import Block, SkipSet
-
-# controller -----------------------------------------------------------------------------------------------------------
-
-
-def drive(
-    controller: Controller, n_tokens: int, *, plain: float, round_seconds: float, emitted: int
-) -> tuple[float, int]:
-    """Seconds for n_tokens, and how many rounds drafted, with the given times."""
-    seconds, done, drafted = 0.0, 0, 0
-    while done < n_tokens:
-        drafting = controller.wants_draft()
-        took, got = (round_seconds, emitted) if drafting else (plain, 1)
-        controller.observe(drafting=drafting, emitted=got, seconds=took)
-        seconds, done, drafted = seconds + took, done + got, drafted + drafting
-    return seconds, drafted
-
-
-def test_drafting_goes_on_where_it_pays() -> None:
-    controller = Controller(always=False)
-    seconds, _ = drive(controller, 1000, plain=1.0, round_seconds=2.0, emitted=3)
-    assert seconds < 1000 * 0.72
-    assert controller.speedup == pytest.approx(1.5)
-    assert "1.50x" in controller.describe()
-
-
-def test_drafting_stops_where_it_does_not_and_is_tried_again_ever_less() -> None:
-    controller = Controller(always=False)
-    seconds, drafted = drive(controller, 4000, plain=1.0, round_seconds=2.0, emitted=1)
-    assert seconds < 4000 * 1.02
-    assert 6 < drafted < 40
-    assert controller.resting
-    assert "plain decoding for now" in controller.describe()
-
-
-def test_drafting_comes_back_when_it_starts_to_pay() -> None:
-    controller = Controller(always=False)
-    drive(controller, 100, plain=1.0, round_seconds=2.0, emitted=1)
-    seconds, _ = drive(controller, 2000, plain=1.0, round_seconds=2.0, emitted=4)
-    assert seconds < 2000 * 0.6
-
-
-def test_always_drafts_in_every_round() -> None:
-    controller = Controller(always=True)
-    _, drafted = drive(controller, 100, plain=1.0, round_seconds=9.0, emitted=1)
-    assert drafted == 100
-    assert controller.speedup is None
-
 
 # engine ---------------------------------------------------------------------------------------------------------------
 
@@ -143,10 +98,92 @@ def test_acceptance_is_counted_by_position() -> None:
     stats = engine.finish()
     assert (stats.rounds, stats.drafted, stats.accepted) == (3, 12, 12)
     assert stats.accepted_per_pos == [3, 3, 3, 3]
-    engine.accept(np.array([7, 7, 2], np.int32), [7, 7, 2], 0.0)  # the draft ended the text
+    assert stats.accepted_by == {"skip": 12}
+    assert stats.rounds_by == {"skip": 3}
+    draft = Draft(np.array([7, 7, 2], np.int32), "ngram", np.ones(3, np.float32))
+    engine.accept(draft, [7, 7, 2], 0.0, 0.0)  # the draft ended the text
     assert stats.accepted == 15
-    engine.accept(np.array([7, 7, 2], np.int32), [7, 8], 0.0)
+    engine.accept(draft, [7, 8], 0.0, 0.0)
     assert stats.accepted == 16
+    assert stats.accepted_by == {"skip": 12, "ngram": 4}
+
+
+class CyclicSession(FakeSession):
+    """The target goes on with 20, 21, .. 26 over and over; the model's own drafts are wrong. It has a clock."""
+
+    clock = 0.0
+
+    def draft(self, chain: int, last: int, max_len: int, confidence: float) -> Any:
+        self.clock += 0.5 * max_len
+        return np.full(max_len, 9, np.int32), np.ones(max_len, np.float32)
+
+    def verify(self, chain: int, last: int, draft: npt.NDArray[np.int32]) -> Any:
+        self.widths.append(len(draft) + 1)
+        self.clock += 1.0 + 0.1 * len(draft)
+        emitted = []
+        for row in range(len(draft) + 1):
+            emitted.append(20 + (self.n_past + row) % 7)
+            if row == len(draft) or emitted[-1] != draft[row]:
+                break
+        self.n_past += len(emitted)
+        return np.array(emitted, np.int32)
+
+
+@pytest.mark.parametrize("with_skip", [False, True])
+@pytest.mark.parametrize("always", [False, True])
+def test_copies_where_something_matches_and_skips_elsewhere(
+    with_skip: bool, always: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = DraftPlan(
+        np.ones(2, np.uint8) if with_skip else None,
+        "f:1" if with_skip else "",
+        SpecConfig(),
+        Controller(always=always),
+        "test",
+        NgramIndex(1000),
+    )
+    session = CyclicSession(n_past=1)
+    monkeypatch.setattr(time, "perf_counter", lambda: session.clock)
+    engine = Engine(session, 1000, plan, None)  # type: ignore[arg-type]
+    engine.start(np.array([5], np.int32), 20)
+    tokens: list[int] = []
+    for emitted in engine.rounds(0, 20):
+        tokens += emitted
+        engine.stats.emitted += len(emitted)
+        if len(tokens) > 200:
+            break
+    assert tokens == [20 + (1 + i) % 7 for i in range(len(tokens))]
+    stats = engine.finish()
+    assert set(stats.accepted_by) <= {"ngram", "skip"}
+    assert stats.accepted_by["ngram"] > 100
+    assert stats.rounds_by["ngram"] > 10
+    # nothing to copy before the cycle comes round: the model drafts there if that was asked for
+    assert max(session.widths) <= 16
+    if always:
+        assert ("skip" in stats.rounds_by) == with_skip
+    else:
+        assert stats.rounds_by["plain"] > 1
+        assert stats.speedup is not None
+        assert stats.speedup > 3.0
+    assert session.clock < 80.0
+
+
+def test_engine_copies_across_turns() -> None:
+    index = NgramIndex(1000)
+    plan = DraftPlan(None, "", SpecConfig(), Controller(always=False), "test", index)
+    prompt = np.arange(100, 120, dtype=np.int32)
+    for turn in range(2):
+        engine = Engine(CyclicSession(n_past=20), 1000, plan, 30)  # type: ignore[arg-type]
+        engine.start(prompt, 26)
+        rounds = engine.rounds(0, 26)
+        draft = engine.draft(0, 26)
+        assert (draft.source, len(draft.tokens)) == ("plain", 0), turn
+        output = [26]
+        while len(output) < 30:
+            output += next(rounds)
+        assert len(index) == len(prompt) + len(output)
+    shared = index.sync(np.append(prompt, np.array(output[:10], np.int32)))
+    assert shared == len(prompt) + 10
 
 
 # sweep ----------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 Token for token where kernels do not depend on the width of the batch (exact=True); in distribution for every sampler.
 Plain is the same object with speculative="off" for the call. Tokens are compared, not texts: after a request
-`input_ids[:n_tokens]` holds the prompt and all emitted tokens but the last.
+`input_ids[:n_tokens]` holds the prompt and all emitted tokens but the last. Skip drafts here, n-gram drafts in
+test_lossless_ngram.py.
 """
 
 from __future__ import annotations
@@ -59,8 +60,10 @@ def drafting(exact: Llama) -> Callable[..., dict[str, Any]]:
     def options(skip_set: str = SETS[0], **fields: Any) -> dict[str, Any]:
         return {
             "skip_set": skip_set,
-            "speculative": {"max_draft_len": 5, "min_confidence": 0.0, **fields},
-        }
+            "speculative": {
+                "max_draft_len": 5, "min_confidence": 0.0, "proposers": ["skip"], **fields,
+            },
+        }  # fmt: skip
 
     return options
 
@@ -228,7 +231,9 @@ def test_lora_changes_the_text_and_not_the_parity(tiny_llama: Path, tiny_lora: P
 
     plain, _ = tokens(str(tiny_lora), speculative="off")
     drafted, stats = tokens(
-        str(tiny_lora), skip_set="none", speculative={"min_confidence": 0.0, "max_draft_len": 4}
+        str(tiny_lora),
+        skip_set="none",
+        speculative={"min_confidence": 0.0, "max_draft_len": 4, "proposers": ["skip"]},
     )
     assert drafted == plain != tokens(None, speculative="off")[0]
     assert stats.acceptance_rate == 1.0
@@ -258,7 +263,9 @@ def _compare_families(path: Path) -> None:
             for name in ("greedy", "hot"):
                 plain = run(llm, prompt, 48, speculative="off", **SETTINGS[name])
                 for skip_set in ("none", f"f:{layers[1]}", f"a:{layers[-2]} f:{layers[-1]}"):
-                    speculative = {"max_draft_len": 6, "min_confidence": 0.0}
+                    speculative = {
+                        "max_draft_len": 6, "min_confidence": 0.0, "proposers": ["skip"],
+                    }  # fmt: skip
                     drafted = run(
                         llm,
                         prompt,

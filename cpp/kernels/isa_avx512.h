@@ -20,7 +20,9 @@ struct isa_avx512 {
         return _mm512_setzero_si512();
     }
     // in a register from here on: else compilers read it from memory again for every use
-    static void keep(f32 & x) { asm("" : "+v"(x)); }
+    static void keep(f32 & x) {
+        asm("" : "+v"(x));
+    }
     static f32 zerof() {
         return _mm512_setzero_ps();
     }

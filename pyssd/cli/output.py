@@ -39,7 +39,7 @@ def summary(stats: SpecStats) -> str:
         why = " ".join(stats.reason.split())
         if why.startswith(_PLAIN) or not why:
             return f"speculation off: {why.removeprefix(_PLAIN) or 'nothing was drafted'} | {speed}"
-        return f"no draft was confident enough ({why}) | {speed}"
+        return f"nothing was worth drafting ({why}) | {speed}"
     speedup = "unknown" if stats.speedup is None else f"{stats.speedup:.2f}x (estimated)"
     shares = ", ".join(f"{name} {share:.0%}" for name, share in share_by_means(stats).items())
     return f"speed-up {speedup} | accepted {stats.accepted} of {stats.drafted} drafted ({rate:.0%}) | {shares} | {speed}"
