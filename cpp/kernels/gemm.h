@@ -100,21 +100,32 @@ struct unpacker<V, tile_iq4_nl> {
     }
 };
 
+// largest unsigned weight
+template <class tile>
+constexpr int max_weight = 15;
+template <>
+constexpr int max_weight<tile_q5_K> = 31;
+template <>
+constexpr int max_weight<tile_q5_0> = 31;
+template <>
+constexpr int max_weight<tile_q6_K> = 63;
+
 template <class tile>
 constexpr bool is_signed = std::is_same<tile, tile_q8_0>::value || std::is_same<tile, tile_iq4_nl>::value;
 
 // acc[j] += vector v of a sub-block, times eight activations of column j
 template <class V, class tile, int v, int M, class act>
-inline void dot_vector(const tile & t, int s, int k, typename V::i32 (&acc)[M], const act * const (&a)[M]) {
+inline void dot_vector(const tile & t, int s, int k, dot_sum<V, max_weight<tile>> (&acc)[M],
+                       const act * const (&a)[M]) {
     typename V::bytes x, y;
     unpacker<V, tile>::template groups<v>(t, s, x, y);
     for (int j = 0; j < M; ++j) {
         if constexpr (is_signed<tile>) {
-            acc[j] = V::dot_signed(acc[j], x, a[j]->q + k + 8 * v);
-            acc[j] = V::dot_signed(acc[j], y, a[j]->q + k + 8 * v + 4);
+            acc[j].sum = V::dot_signed(acc[j].sum, x, a[j]->q + k + 8 * v);
+            acc[j].sum = V::dot_signed(acc[j].sum, y, a[j]->q + k + 8 * v + 4);
         } else {
-            acc[j] = V::dot(acc[j], x, a[j]->q + k + 8 * v);
-            acc[j] = V::dot(acc[j], y, a[j]->q + k + 8 * v + 4);
+            acc[j].template add<2 * v>(x, a[j]->q + k + 8 * v);
+            acc[j].template add<2 * v + 1>(y, a[j]->q + k + 8 * v + 4);
         }
     }
 }
@@ -133,9 +144,9 @@ void gemm_k(const tile * w, int64_t n_blocks, const void * const * cols, float *
             part[j] = V::zerof();
         }
         for (int s = 0; s < 256 / tile::sub_size; ++s) {
-            typename V::i32 acc[M];
+            dot_sum<V, max_weight<tile>> acc[M];
             for (int j = 0; j < M; ++j) {
-                acc[j] = tile::bias ? V::set1(a[j]->bias16[s]) : V::zero();
+                acc[j].sum = tile::bias ? V::set1(a[j]->bias16[s]) : V::zero();
             }
             const int k = s * tile::sub_size;
             constexpr int share = sizeof(tile) * tile::sub_size / 256;
@@ -153,7 +164,7 @@ void gemm_k(const tile * w, int64_t n_blocks, const void * const * cols, float *
                 scale = V::load_i8(w->scales[s]);
             }
             for (int j = 0; j < M; ++j) {
-                part[j] = V::fma(V::to_float(acc[j]), scale, part[j]);
+                part[j] = V::fma(V::to_float(acc[j].sum), scale, part[j]);
             }
         }
         const auto d = V::load_f16(w->d);
@@ -192,11 +203,11 @@ void gemm_32(const tile * w, int64_t n_blocks, const void * const * cols, float 
         for (size_t at = 0; at < sizeof(tile); at += 64) {
             __builtin_prefetch((const char *) w + prefetch_ahead + at);
         }
-        typename V::i32 acc[M];
+        dot_sum<V, max_weight<tile>> acc[M];
         for (int j = 0; j < M; ++j) {
-            acc[j] = is_signed<tile> ? V::start_signed(a[j]->sum)
-                     : tile::bias    ? V::set1(-tile::bias * a[j]->sum)
-                                     : V::zero();
+            acc[j].sum = is_signed<tile> ? V::start_signed(a[j]->sum)
+                         : tile::bias    ? V::set1(-tile::bias * a[j]->sum)
+                                         : V::zero();
         }
         dot_vector<V, tile, 0, M>(*w, 0, 0, acc, a);
         dot_vector<V, tile, 1, M>(*w, 0, 0, acc, a);
@@ -204,7 +215,7 @@ void gemm_32(const tile * w, int64_t n_blocks, const void * const * cols, float 
         dot_vector<V, tile, 3, M>(*w, 0, 0, acc, a);
         const auto d = V::load_f16(w->d);
         for (int j = 0; j < M; ++j) {
-            sum[j] = V::fma(V::to_float(acc[j]), V::mul(d, V::set1f(a[j]->d)), sum[j]);
+            sum[j] = V::fma(V::to_float(acc[j].sum), V::mul(d, V::set1f(a[j]->d)), sum[j]);
         }
         if constexpr (tile::has_mins) {
             const auto m = V::load_f16(w->m);

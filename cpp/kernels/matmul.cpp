@@ -21,6 +21,8 @@ struct matrix {
 
     explicit matrix(const ggml_tensor * t) {
         const ggml_tensor * root = t->view_src ? t->view_src : t;
+        // supports_op saw to it where it could: a view may have had no buffer yet
+        GGML_ASSERT(!t->view_src || t->view_offs % (root->nb[1] * tile_rows) == 0);
         type = t->type;
         n = t->ne[0];
         n_rows = t->ne[1];
