@@ -2,7 +2,7 @@
 
 V(m) is the time of one pass over m tokens, all rows with logits, over that of one token. For real models, and for one
 random model quantised to every weight type (then also GB/s of weights and GMAC/s). The memory bandwidth of the machine,
-measured by a sum over a large array with the same number of threads, is the limit of one token.
+measured by dot products over large arrays in as many threads, is the limit of one token.
 
     python benchmarks/kernels.py [--models NAME ...] [--types Q4_K ...] [--cells 40 3000] [--rounds 5] [--out FILE]
 """
@@ -223,7 +223,7 @@ def bandwidth(threads: int) -> float:
     arrays = [part.copy() for _ in range(threads)]
     best = 0.0
     for _ in range(5):
-        workers = [threading.Thread(target=array.sum) for array in arrays]
+        workers = [threading.Thread(target=np.dot, args=(array, array)) for array in arrays]
         started = time.perf_counter()
         for worker in workers:
             worker.start()
