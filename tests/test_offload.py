@@ -14,6 +14,8 @@ import pytest
 from core_rounds import Chain, decode_drafted, decode_plain
 from lowlevel import Opened, random_tokens, rpc_devices
 
+from pyssd import kernels
+
 N_TOKENS = 48
 
 
@@ -51,5 +53,26 @@ def test_drafted_text_equals_plain_with_offloaded_layers(
         assert some.any()
         session.set_skip(some)
         with chain() as target:
+            drafted = decode_drafted(opened, target, prompt, N_TOKENS)
+        assert drafted.tokens == plain.tokens
+
+
+def test_the_cpu_part_of_a_partly_offloaded_model_is_packed(
+    tiny_model: Callable[..., Path], rpc_server: str
+) -> None:
+    path = tiny_model("llama", weight_type="Q8_0")
+    with (
+        kernels.offered(True, tied=False),
+        Opened(path, exact=False, devices=rpc_devices(rpc_server), n_gpu_layers=2) as opened,
+    ):
+        session = opened.session
+        buffers = {buffer for _, _, buffer, _ in session.weights()}
+        assert kernels.BUFFER in buffers
+        assert any(buffer.startswith("RPC") for buffer in buffers)
+        prompt = random_tokens(24, opened.n_vocab, 3)
+        with Chain(opened).greedy() as target:
+            plain = decode_plain(opened, target, prompt, N_TOKENS)
+        session.set_skip(np.eye(1, len(session.blocks()), 3, dtype=np.uint8)[0])
+        with Chain(opened).greedy() as target:
             drafted = decode_drafted(opened, target, prompt, N_TOKENS)
         assert drafted.tokens == plain.tokens
