@@ -1,11 +1,20 @@
 #include "gemm.h"
 
+#if defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
+#include "gemm_neon.h"
+#endif
+
 namespace pyssd {
 
 namespace {
 
 template <class V, class tile, int M>
 void run(const void * w, int64_t n, const void * const * cols, float * const * out) {
+#if defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
+    if constexpr (std::is_same<V, isa_neon>::value && M > 1) {
+        return gemm_neon<tile, M>((const tile *) w, n / tile::n_weights, cols, out);
+    }
+#endif
     if constexpr (tile::n_weights == 256) {
         gemm_k<V, tile, M>((const tile *) w, n / 256, cols, out);
     } else {

@@ -10,7 +10,11 @@
 namespace pyssd {
 
 struct isa_neon {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    static constexpr const char * name = "NEON i8mm";
+#else
     static constexpr const char * name = "NEON dotprod";
+#endif
 
     struct i32 {
         int32x4_t v[4];

@@ -9,6 +9,10 @@
 #include "check.h"
 #include "isa.h"
 
+#if defined(__ARM_FEATURE_DOTPROD) && defined(__ARM_NEON)
+#include "isa_i8mm.h"
+#endif
+
 using S = pyssd::isa_scalar;
 using N = pyssd::isa_native;
 
@@ -136,9 +140,69 @@ void test_exp() {
     }
 }
 
+#if defined(__ARM_FEATURE_DOTPROD) && defined(__ARM_NEON)
+
+// sums of half a tile by one of NEON's two products, columns in pairs or not, against plain ones
+template <class U>
+void test_half_tile() {
+    struct act {
+        int8_t q[16];
+    };
+    for (int round = 0; round < 200; ++round) {
+        const int lowest = -128, highest = round == 0 ? -128 : 127;
+        const auto w = random<int8_t>(8 * 16, lowest, highest);
+        act columns[2];
+        const act * a[2] = {&columns[0], &columns[1]};
+        for (act & column : columns) {
+            memcpy(column.q, random<int8_t>(16, lowest, highest).data(), 16);
+        }
+        int8x16_t unpacked[8];
+        // words 0 and 1 of a row are the nibbles of one vector, 2 and 3 of the next
+        for (int i = 0; i < 2; ++i) {
+            uint8x16_t word[4];
+            for (int g = 0; g < 4; ++g) {
+                for (int r = 0; r < 4; ++r) {
+                    memcpy((uint8_t *) &word[g] + 4 * r, &w[16 * (4 * i + r) + 4 * g], 4);
+                }
+            }
+            for (int n = 0; n < 2; ++n) {
+                U::interleave(word[n], word[2 + n]);
+                unpacked[U::index(0, n, i)] = vreinterpretq_s8_u8(word[n]);
+                unpacked[U::index(1, n, i)] = vreinterpretq_s8_u8(word[2 + n]);
+            }
+        }
+        int32x4_t acc[4] = {vdupq_n_s32(7), vdupq_n_s32(7), vdupq_n_s32(7), vdupq_n_s32(7)};
+        U::multiply(acc, unpacked, a, 0);
+        float got[2][8];
+        float * out[2] = {got[0], got[1]};
+        float32x4_t sums[4];
+        for (int i = 0; i < 4; ++i) {
+            sums[i] = vcvtq_f32_s32(acc[i]);
+        }
+        U::store(out, 0, sums);
+        for (int j = 0; j < U::cols; ++j) {
+            for (int r = 0; r < 8; ++r) {
+                int sum = 7;
+                for (int k = 0; k < 16; ++k) {
+                    sum += w[16 * r + k] * columns[j].q[k];
+                }
+                CHECK(got[j][r] == (float) sum);
+            }
+        }
+    }
+}
+
+#endif
+
 } // namespace
 
 int main() {
+#if defined(__ARM_FEATURE_DOTPROD) && defined(__ARM_NEON)
+    test_half_tile<pyssd::neon_dot>();
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    test_half_tile<pyssd::neon_mmla>();
+#endif
+#endif
     test_integers();
     test_floats();
     test_transpose();
