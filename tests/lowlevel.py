@@ -57,6 +57,7 @@ class Opened:
         n_ctx: cells of the context.
         n_ubatch: tokens of one graph; also n_batch.
         exact: reference mode on every context and no repacked weights.
+        invariant: attention as pyssd's kernels compute it, for weights packed under kernels.offered.
         devices: ggml_backend_dev_t values that may take layers.
         n_gpu_layers: layers that go to the devices.
         outputs_max: rows of logits the target reserves.
@@ -69,10 +70,12 @@ class Opened:
         n_ctx: int = 512,
         n_ubatch: int = 512,
         exact: bool = True,
+        invariant: bool = False,
         devices: Sequence[int] = (),
         n_gpu_layers: int = 0,
         outputs_max: int = 64,
     ) -> None:
+        self.invariant = invariant
         log, error = logging.getLogger("pyssd"), _FirstError()
         log.addHandler(error)
         try:
@@ -118,7 +121,9 @@ class Opened:
     def session(self) -> _core.Session:
         """The core's Session on this context, made at first use."""
         if self._session is None:
-            self._session = _core.Session(address(self.ctx), exact=self.exact)
+            self._session = _core.Session(
+                address(self.ctx), exact=self.exact, invariant=self.invariant
+            )
         return self._session
 
     def bits(

@@ -39,6 +39,7 @@ class Shape:
     n_window: int = 0  # sliding window in cells
     window_period: int = 3  # every period-th layer sees the whole context
     logit_std: float = 3.0
+    softcap: float = 0.0  # bound of the logits' tanh
 
     @property
     def n_kv(self) -> int:
@@ -315,6 +316,8 @@ def _write(
         g.add_expert_used_count(shape.n_expert_used)
         g.add_expert_feed_forward_length(shape.n_ff)
         g.add_expert_shared_feed_forward_length(shape.n_ff)
+    if shape.softcap:
+        g.add_final_logit_softcapping(shape.softcap)
     if not n_head:
         g.add_ssm_conv_kernel(4)
         g.add_ssm_inner_size(2 * shape.n_embd)
@@ -323,19 +326,16 @@ def _write(
     add_vocab(g, vocab)
 
     embedding = w.draw("token_embd", shape.n_vocab, shape.n_embd)
-    # gemma multiplies embeddings by sqrt(n_embd)
-    scale = shape.n_embd**-0.5 if arch == "gemma3" or tied else 1.0
-    w.weight(
-        "token_embd.weight", embedding * np.float32(scale * (shape.logit_std if tied else 1.0))
-    )
+    scale = shape.n_embd**-0.5 if arch == "gemma3" or tied else 1.0  # gemma multiplies by the root
+    scale *= shape.logit_std if tied else 1.0
+    w.weight("token_embd.weight", embedding * np.float32(scale))
     w.norm("output_norm", shape.n_embd, bias=spec.layer_norm)
     if not tied:
         head = w.draw("output", shape.n_vocab, shape.n_embd) * np.float32(
             shape.logit_std / shape.n_embd**0.5
         )
-        head[: vocab.n_control] = (
-            0  # control tokens stay unlikely, so that a text does not end after a few tokens
-        )
+        # control tokens stay unlikely, so that a text does not end after a few tokens
+        head[: vocab.n_control] = 0
         w.weight("output.weight", head)
     for layer in range(shape.n_layer):
         spec.layer(w, f"blk.{layer}")
