@@ -21,16 +21,18 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 # The virtual environment's own packages only: a PYTHONPATH of the caller must not reach in.
 unexport PYTHONPATH
 
-.PHONY: help demo test quick lint format models peers archs sabotage bench asan wheel clean
+.PHONY: help demo test quick lint format models peers archs sabotage bench asan tsan arm wheel clean
 
 help:
 	@echo "make demo      text from a real model by self-speculative decoding, with its acceptance"
 	@echo "make test      lint, C++ tests and the Python tests"
 	@echo "make lint      ruff, mypy, clang-format        make format    apply the formatters"
-	@echo "make models    the larger real models          make peers     llama-bench and friends, unpatched"
+	@echo "make models    the larger real models          make peers     llama.cpp's own programs, unpatched"
 	@echo "make archs     skip oracle on all architectures   make sabotage  planted faults must be caught"
 	@echo "make bench     measurements                    make asan      C++ tests under sanitizers"
 	@echo "make wheel     a wheel in dist/                make clean     remove .venv and build"
+	@echo "make tsan      the kernels under the thread sanitizer"
+	@echo "make arm       the CPU kernels on an emulated ARM machine"
 
 # ---- set-up ----------------------------------------------------------------------------------------------------------
 
@@ -106,9 +108,10 @@ peers: $(STAMPS)/bindings
 	@export PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; \
 	cmake -S $(PEERS)/llama.cpp -B $(PEERS) -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_CCACHE=OFF \
 	  -DGIT_EXE= -DCMAKE_DISABLE_FIND_PACKAGE_Git=ON "-DGIT_EXECUTABLE=cmake;-E;false" \
-	  -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_OPENSSL=OFF -DGGML_RPC=ON > $(PEERS)/configure.log 2>&1 \
+	  -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_APP=OFF \
+	  -DLLAMA_OPENSSL=OFF -DGGML_RPC=ON > $(PEERS)/configure.log 2>&1 \
 	  || { tail -20 $(PEERS)/configure.log; exit 1; }; \
-	cmake --build $(PEERS) --target llama-bench llama-speculative-simple test-llama-archs
+	cmake --build $(PEERS) --target llama-bench llama-server test-llama-archs
 
 archs: $(STAMPS)/build peers
 	@$(PY) benchmarks/archs.py
@@ -123,10 +126,24 @@ ASAN := build/asan
 
 asan: $(STAMPS)/deps
 	@export PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; \
-	cmake -S . -B $(ASAN) -G Ninja -DCMAKE_BUILD_TYPE=Debug -DPYSSD_SANITIZE=ON -DPYSSD_CPP_TESTS=ON \
+	cmake -S . -B $(ASAN) -G Ninja -DCMAKE_BUILD_TYPE=Debug -DPYSSD_SANITIZE=address,undefined -DPYSSD_CPP_TESTS=ON \
 	  -DPython_EXECUTABLE="$(CURDIR)/$(PY)" > $(ASAN).log 2>&1 || { tail -20 $(ASAN).log; exit 1; }; \
 	cmake --build $(ASAN) --target core_tests
 	@ctest --test-dir $(ASAN) --output-on-failure --no-tests=error
+
+TSAN := build/tsan
+
+# OpenMP's runtime is not instrumented, so ggml's own threads; without randomised addresses, which the sanitizer's map of
+# memory may not fit. A race fails the run.
+tsan: $(STAMPS)/deps
+	@mkdir -p $(TSAN); export PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; \
+	cmake -S . -B $(TSAN) -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPYSSD_SANITIZE=thread -DGGML_OPENMP=OFF \
+	  -DPYSSD_CPP_TESTS=ON -DPython_EXECUTABLE="$(CURDIR)/$(PY)" > $(TSAN).log 2>&1 || { tail -20 $(TSAN).log; exit 1; }; \
+	cmake --build $(TSAN) --target test_kernels_graph
+	@setarch -R env TSAN_OPTIONS=halt_on_error=1 $(TSAN)/test_kernels_graph && echo "no data race on two and three threads"
+
+arm:
+	@PYTHON=$(PYTHON) tests/arm.sh
 
 wheel: $(STAMPS)/build
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PIP) wheel -q --no-build-isolation --no-deps \

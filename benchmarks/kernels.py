@@ -5,6 +5,9 @@ random model quantised to every weight type (then also GB/s of weights and GMAC/
 measured by dot products over large arrays in as many threads, is the limit of one token.
 
     python benchmarks/kernels.py [--models NAME ...] [--types Q4_K ...] [--cells 40 3000] [--rounds 5] [--out FILE]
+
+Results are added to those in the file, so that a long run can be taken in pieces. `--variant avx2` builds the CPU backend
+for lesser machines (under build/) and measures that one, in a process of its own, under its own key.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from variants import VARIANTS, measure_variant
 
 from pyssd import kernels
 from pyssd.loading import llama_lib as api, physical_cores
@@ -234,6 +238,22 @@ def bandwidth(threads: int) -> float:
     return best
 
 
+def add_results(path: Path, new: dict[str, Any]) -> None:
+    """Write results into a file, beside those of other models, cells and types that it holds."""
+    old = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    models = old.get("models", {})
+    for model, runs in new["models"].items():
+        measured = {run["cells"] for run in runs}
+        others = [run for run in models.get(model, []) if run["cells"] not in measured]
+        models[model] = sorted(others + runs, key=lambda run: run["cells"])
+    types = {**old.get("types", {}), **new["types"]}
+    commands = old.get("commands", [])
+    if new["commands"][0] not in commands:
+        commands = [*commands, *new["commands"]]
+    merged = {**old, **new, "commands": commands, "models": models, "types": types}
+    path.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
+
+
 def show(name: str, result: dict[str, Any]) -> None:
     print(
         f"{name}, {result['cells']} cells: one token {result['one_token_speed']} x, "
@@ -261,9 +281,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kernels.json"))
+    parser.add_argument("--variant", choices=tuple(VARIANTS), help="another instruction set")
     args = parser.parse_args()
+    if args.variant:
+        measure_variant(args.variant, args.out)
+        return
     results: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]),
+        "commands": [" ".join(["python", *sys.argv])],
         "instruction_set": kernels.instruction_set(),
         "threads": args.threads,
         "memory_GBps": round(bandwidth(args.threads), 1),
@@ -284,6 +308,7 @@ def main() -> None:
             for cells in args.cells:
                 result = measure(path, cells, args.rounds, args.threads)
                 results["models"].setdefault(model, []).append(result)
+                add_results(args.out, results)
                 show(model, result)
         if args.types:
             source, n_weights = random_model(folder)
@@ -291,10 +316,10 @@ def main() -> None:
                 path = source if weight_type == "F16" else quantize(source, weight_type)
                 result = measure(path, 40, args.rounds, args.threads, n_weights)
                 results["types"][weight_type] = result
+                add_results(args.out, results)
                 show(weight_type, result)
                 if path != source:
                     path.unlink()
-    args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
