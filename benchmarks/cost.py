@@ -1,4 +1,4 @@
-"""What a draft step and a plain step cost, measured in one paired run.
+"""What draft steps, verify passes and plain steps cost, and how well that is predicted.
 
 1. Draft: the time of a draft step under random skip sets against a prediction from the bytes of the kept weights and the
    measured non-weight time (both taken from three reference plans in the same run).
@@ -6,8 +6,12 @@
    `make peers`), alternating.
 3. Schema: the share of decode time that drafting under a JSON schema spends on sampling.
 4. Memory: bytes that the draft context adds, rows of logits that the target reserves.
+5. CostModel: verify passes of many widths and draft steps under many plans at two context lengths, against what the model
+   measured at load predicts; seconds of that measurement, and of reading it from the cost cache. Medians of the absolute
+   error are what counts; nothing that is predicted was measured for the prediction but a few of the widths.
 
     python benchmarks/cost.py [--model NAME] [--peers build/peers/bin] [--rounds 5]
+    python benchmarks/cost.py --only-costs [--models NAME ...]     replaces part 5 of the results
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -156,6 +161,103 @@ def measure_schema(model: Path) -> dict[str, Any]:
         return {"drafted": drafted, "draft_sampling_share": round(sampling / decode, 4)}
 
 
+def measure_predictions(model: Path, repeats: int) -> dict[str, Any]:
+    import pyssd
+    from pyssd.cost_cache import cost_settings, load_costs
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        pyssd.Llama(str(model), n_ctx=4096, verbose=False, speculative="off") as llm,
+    ):
+        os.environ["PYSSD_COSTS"] = folder
+        session = llm._session
+        assert session is not None
+        seconds = []
+        for _ in range(4):  # the first one measures
+            started = time.perf_counter()
+            costs = load_costs(
+                session, llm.blocks, model_path=model, n_vocab=llm.n_vocab(), n_ctx=llm.n_ctx(),
+                settings=cost_settings(llm, exact=False),
+            )  # fmt: skip
+            seconds.append(time.perf_counter() - started)
+        is_kept = bool(list(Path(folder).iterdir()))
+        text = np.asarray(llm.tokenize((PROMPT * 250).encode()), np.int32)
+        at = {n: predictions_at(llm, costs, text, n, repeats) for n in (64, 2048)}
+        return {
+            "first_load_s": round(seconds[0], 3),
+            "cached_load_ms": round(1e3 * statistics.median(seconds[1:]), 2) if is_kept else None,
+            "noisy": not costs.is_worth_keeping,
+            "row": costs.rows(),
+            "cells": at,
+        }
+
+
+def predictions_at(llm: Any, costs: Any, text: Any, n_past: int, repeats: int) -> dict[str, Any]:
+    """Predicted and measured milliseconds behind n_past cells: name -> [predicted, measured, ratio]."""
+    session = llm._session
+    session.rewind(0)
+    session.prefill(text[:n_past])
+    last = session.sample(0)
+    n_blocks, n_vocab = len(llm.blocks), llm.n_vocab()
+    rng = random.Random(n_past)
+    is_ffn = np.asarray([block.kind == "ffn" for block in llm.blocks])
+    plans = {"none": (np.zeros(n_blocks, np.uint8), 0)}
+    plans["none, head/4"] = (plans["none"][0], n_vocab // 4 // 256 * 256)
+    plans["all ffn"] = (is_ffn.astype(np.uint8), 0)
+    plans["all attention"] = ((~is_ffn).astype(np.uint8), 0)
+    for place in range(1, 9):
+        skip = np.asarray([rng.random() < place / 10 for _ in range(n_blocks)], np.uint8)
+        plans[f"random {place / 10}"] = (skip, n_vocab // 8 // 256 * 256 if place % 2 else 0)
+    widths = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 32, 48)
+    times: dict[str, list[float]] = {}
+    predicted = {f"V({width})": costs.table(n_past)[width] for width in widths}
+    predicted |= {
+        name: costs.draft_seconds(skip, n_past, rows) for name, (skip, rows) in plans.items()
+    }
+    for _ in range(repeats):
+        for width in widths:
+            draft = (text[n_past + 1 : n_past + width] + 1) % n_vocab
+            for number in range(3):
+                started = time.perf_counter()
+                session.verify(0, last, draft)
+                spent = time.perf_counter() - started
+                session.rewind(n_past)
+                if number:  # the first pass builds its graph
+                    times.setdefault(f"V({width})", []).append(spent)
+        for name, (skip, rows) in plans.items():
+            session.set_skip(skip, rows)
+            session.draft(0, last, 1)
+            steps, started = session.draft_steps, time.perf_counter()
+            session.draft(0, last, STEPS)
+            spent = time.perf_counter() - started
+            times.setdefault(name, []).append(spent / (session.draft_steps - steps))
+    median = {name: statistics.median(values) for name, values in times.items()}
+    errors = {name: abs(predicted[name] / median[name] - 1.0) for name in median}
+    verify = [error for name, error in errors.items() if name.startswith("V(")]
+    draft = [error for name, error in errors.items() if not name.startswith("V(")]
+    return {
+        "median_error_verify": round(statistics.median(verify), 4),
+        "worst_error_verify": round(max(verify), 4),
+        "median_error_draft": round(statistics.median(draft), 4),
+        "worst_error_draft": round(max(draft), 4),
+        "median_error_ratio_to_plain": round(
+            statistics.median(
+                abs(predicted[name] / predicted["V(1)"] / (median[name] / median["V(1)"]) - 1.0)
+                for name in median
+            ),
+            4,
+        ),
+        "predicted_measured_ratio": {
+            name: [
+                round(1e3 * predicted[name], 3),
+                round(1e3 * median[name], 3),
+                round(predicted[name] / median[name], 3),
+            ]
+            for name in median
+        },
+    }
+
+
 def run_plain(kind: str, model: Path, n: int, threads: int, peers: Path) -> float:
     if kind == "llama-bench":
         command = [
@@ -204,6 +306,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--sets", type=int, default=6)
+    parser.add_argument("--only-costs", action="store_true")
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        default=["smollm2-135m", "gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"],
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/cost.json"))
     args = parser.parse_args()
 
@@ -212,6 +320,15 @@ def main() -> None:
 
     model = find_model(args.model)
     threads = physical_cores()
+    if args.only_costs:
+        result = json.loads(args.out.read_text(encoding="utf-8")) if args.out.is_file() else {}
+        result["costs_command"] = " ".join(["python", *sys.argv])
+        for name in args.models:
+            found = measure_predictions(find_model(name), args.rounds)
+            result.setdefault("costs", {})[name] = found
+            args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            print(name, json.dumps({**found, "row": None}))
+        return
     result = {
         "command": " ".join(["python", *sys.argv]),
         "model": model.name,
@@ -219,6 +336,7 @@ def main() -> None:
         "draft": measure_draft(model, args.rounds, args.sets),
         "schema": measure_schema(model),
         "plain": measure_plain(model, args.peers.resolve(), args.rounds, args.tokens, threads),
+        "costs": {name: measure_predictions(find_model(name), args.rounds) for name in args.models},
     }
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=1))

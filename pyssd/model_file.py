@@ -118,6 +118,20 @@ def check_model_file(path: str | os.PathLike[str]) -> ModelFile:
     return ModelFile(first, header.architecture, types, n_tensors, tied=not has_head)
 
 
+def model_files(path: str | os.PathLike[str]) -> list[Path]:
+    """Return a model's file, or all its shards as far as they are there, told by the name of the first."""
+    first = Path(path)
+    name = _SHARD_NAME.match(first.name)
+    if name is None or int(name["no"]) != 1:
+        return [first]
+    count = int(name["count"])
+    shards = (
+        first.with_name(f"{name['stem']}-{no:05d}-of-{count:05d}.gguf")
+        for no in range(2, count + 1)
+    )
+    return [first, *(shard for shard in shards if shard.exists())]
+
+
 def _other_shards(first: Path, n_shards: int) -> list[Path]:
     if n_shards <= 1:
         return []

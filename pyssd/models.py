@@ -18,15 +18,18 @@ _MAX_LISTED = 12
 def cache_dir() -> Path:
     """Return the folder of fetched models: PYSSD_MODELS, else pyssd/models in the user's cache."""
     chosen = os.environ.get("PYSSD_MODELS")
-    if chosen:
-        return Path(chosen).expanduser()
+    return Path(chosen).expanduser() if chosen else user_cache_dir() / "models"
+
+
+def user_cache_dir() -> Path:
+    """Return pyssd's folder in the user's cache."""
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "pyssd" / "models"
+    return base / "pyssd"
 
 
 def known_models() -> dict[str, Path]:

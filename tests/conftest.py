@@ -23,6 +23,14 @@ ROOT = Path(__file__).resolve().parent.parent
 SERVER_SECONDS = 20.0
 
 
+@pytest.fixture(scope="session", autouse=True)
+def costs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Measured costs are kept for the run, away from the user's: also those of programs that tests start."""
+    folder = tmp_path_factory.mktemp("costs")
+    os.environ["PYSSD_COSTS"] = str(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """tiny_model("gemma3", weight_type="Q8_0"): the path of a random model; equal arguments share one file."""

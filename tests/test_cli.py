@@ -197,11 +197,19 @@ def test_info_shows_blocks_libraries_and_the_plan(tiny_llama: Path) -> None:
     assert text.returncode == 0, text.stderr
     assert value["libraries"]["llama"] in text.stdout
     assert text.stderr == ""
+    costs = value["costs"]
+    assert costs["measured"]
+    assert costs["verify"]["1"] > 0.0
+    assert sum(c["count"] for c in costs["classes"]) == len(value["blocks"])
+    assert min(costs[name] for name in ("c1", "c2", "c3")) >= 0.0
+    assert "  V(1) " in text.stdout
+    assert "c1 = " in text.stdout
 
 
 def test_info_says_why_speculation_is_refused(mamba_model: Path) -> None:
     value = json_of(pyssd("info", mamba_model, "--json", "--threads", 1))
     assert value["speculation"]["possible"] is False
+    assert value["costs"] is None
     assert len(value["speculation"]["reason"]) > 10
     done = pyssd("info", mamba_model, "--plan", "f:1", "--threads", 1)
     assert done.returncode == 2
@@ -213,7 +221,11 @@ def test_check_measures_the_width_noise(tiny_model: Callable[..., Path]) -> None
         pyssd("check", tiny_model("llama", weight_type="Q8_0"), "--json", "--threads", 1)
     )
     assert set(value["width_noise"]) == {"default", "exact"}
-    assert len(value["width_noise"]["exact"]) == 6
+    assert len(value["width_noise"]["exact"]) == 8
+    assert set(value["guard_margin"]) == {"default", "exact"}
+    for mode, margin in value["guard_margin"].items():
+        largest = max(value["width_noise"][mode].values())
+        assert (margin == 0.0) if largest == 0.0 else (0.0 <= margin <= 6.0 * largest)
     assert value["single_ggml_cpu"] is not False
     level = value["exactness"]["level"]
     assert level in (1, 2)

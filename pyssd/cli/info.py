@@ -1,4 +1,7 @@
-"""Show a model and what speculation can do with it: blocks, devices, libraries in use, refusals with their reason."""
+"""Show a model and what speculation can do with it: blocks, devices, measured costs, libraries in use, refusals with reason.
+
+Costs come from the cost cache; what is not in it yet is measured, which takes up to a second and a half.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
             **model_facts(llm),
             **library_facts(),
             "speculation": speculation_facts(llm, exact=bool(args.exact)),
+            "costs": cost_facts(llm, exact=bool(args.exact)),
         }
         if args.plan is not None:
             facts["plan"] = plan_facts(llm, args.plan)
@@ -140,6 +144,22 @@ def kernel_facts(llm: Llama, *, exact: bool) -> dict[str, Any]:
     return {"cpu": packed if llm._packed else upstream, "weights": weights}
 
 
+def cost_facts(llm: Llama, *, exact: bool) -> dict[str, Any] | None:
+    """Return what passes and blocks cost here (CostModel.rows), in seconds; None where the model cannot speculate."""
+    from pyssd.cost_cache import cost_settings, load_costs
+
+    if llm._no_speculation:
+        return None
+    return load_costs(
+        session_of(llm),
+        llm.blocks,
+        model_path=llm.model_path,
+        n_vocab=llm.n_vocab(),
+        n_ctx=llm.n_ctx(),
+        settings=cost_settings(llm, exact=exact),
+    ).rows()
+
+
 def plan_facts(llm: Llama, text: str) -> dict[str, Any]:
     """Return the size of the draft's graph with a skip set, and that of the target's graph for one token.
 
@@ -204,11 +224,46 @@ def _lines(facts: dict[str, Any], blocks: Sequence[Block]) -> list[str]:
         ),
         f"exactness     level {speculation['exactness']['level']}: {speculation['exactness']['reason']}",
     ]
+    if facts["costs"] is not None:
+        lines += _cost_lines(facts["costs"])
     if plan := facts.get("plan"):
         lines.append(
             f"plan          {plan['skip_set']}: {plan['skipped_blocks']} blocks skipped, draft graph "
             f"{plan['draft_nodes']} nodes, target graph {plan['target_nodes']} nodes"
         )
+    return lines
+
+
+def _cost_lines(costs: dict[str, Any]) -> list[str]:
+    if not costs["measured"]:
+        return ["costs         could not be measured here"]
+    verify = {int(width): seconds for width, seconds in costs["verify"].items()}
+    per_cell = {int(width): seconds for width, seconds in costs["verify_per_cell"].items()}
+    lines = [
+        "costs         a verify pass of each width, all rows with logits; relative to one row",
+        *(
+            f"  V({width})".ljust(14)
+            + f"{1e3 * seconds:>9.3f} ms {seconds / verify[1]:>6.2f}"
+            + (f"   + {1e6 * per_cell[width]:.3f} ms per 1000 cells" if width in per_cell else "")
+            for width, seconds in verify.items()
+        ),
+        f"  {'other width':<12}{1e3 * costs['switch']:>9.3f} ms more than a pass of the same width as the last",
+        "  a draft step: blocks of",
+    ]
+    lines += [
+        f"    {c['count']:>3} {c['kind']:<5} {output.size(c['nbytes']):>10} {1e3 * c['seconds']:>8.4f} ms each"
+        f"{'' if c['measured'] else ' (guessed)'}  {c['device']}"
+        for c in costs["classes"]
+    ]
+    lines += [
+        f"    head {int(rows):>15} rows {1e3 * seconds:>8.3f} ms"
+        for rows, seconds in costs["head"].items()
+    ]
+    lines += [
+        f"    the rest {1e3 * costs['overhead']:>20.3f} ms",
+        f"  per block     c1 = {1e3 * costs['c1']:.4g} ms (FFN), "
+        f"c2 = {1e6 * costs['c2']:.4g} us per cell, c3 = {1e3 * costs['c3']:.4g} ms (attention: c2 n + c3)",
+    ]
     return lines
 
 
