@@ -5,12 +5,14 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <limits>
 #include <optional>
 
 #include "core/api.h"
 #include "core/error.h"
 #include "core/gumbel.h"
 #include "core/ngram.h"
+#include "core/recycle.h"
 #include "core/sampling.h"
 #include "core/session.h"
 
@@ -19,6 +21,7 @@ namespace py = pybind11;
 using pyssd::error;
 using pyssd::error_kind;
 using pyssd::ngram_index;
+using pyssd::recycle_table;
 using pyssd::session;
 
 using tokens_in = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
@@ -166,26 +169,70 @@ static int32_t session_sample(session & self, uintptr_t chain, int32_t row, int6
     return self.sample(sampler_of(chain), row, pos);
 }
 
+// pyssd.propose.skip.DraftRule: arrays that live while the call runs, checked to fit together
+struct rule_arrays {
+    explicit rule_arrays(const py::object & from)
+        : edges(from.attr("edges")), chances(from.attr("chances")), draft_reach(from.attr("draft_reach")),
+          keep_reach(from.attr("keep_reach")) {
+        if (chances.size() < 1 || edges.size() != chances.size() - 1 || draft_reach.size() != keep_reach.size()) {
+            throw error(error_kind::ARGUMENT,
+                        "a draft rule has " + std::to_string(edges.size()) + " edges, " +
+                            std::to_string(chances.size()) + " chances, " + std::to_string(draft_reach.size()) +
+                            " and " + std::to_string(keep_reach.size()) + " reaches; pass n - 1, n, m and m of them");
+        }
+    }
+
+    pyssd::draft_rule view(float min_confidence) const {
+        return {min_confidence,
+                edges.data(),
+                chances.data(),
+                draft_reach.data(),
+                keep_reach.data(),
+                (int32_t) chances.size(),
+                (int32_t) keep_reach.size()};
+    }
+
+    const py::array_t<float, py::array::c_style | py::array::forcecast> edges, chances, draft_reach, keep_reach;
+};
+
 static py::tuple session_draft(session & self, uintptr_t chain, int32_t last_token, int32_t max_len,
-                               float min_confidence) {
+                               float min_confidence, const py::object & rule, const std::optional<tokens_in> & prefix) {
+    std::optional<rule_arrays> arrays;
+    pyssd::draft_rule limits;
+    limits.min_confidence = min_confidence;
+    if (!rule.is_none()) {
+        arrays.emplace(rule);
+        limits = arrays->view(min_confidence);
+    }
+    int32_t n_prefix = 0;
+    const int32_t * ahead = prefix ? data_of(*prefix, "prefix", n_prefix) : nullptr;
     pyssd::draft_result drafted;
     {
         py::gil_scoped_release release;
-        drafted = self.draft(sampler_of(chain), last_token, max_len, min_confidence);
+        drafted = self.draft(sampler_of(chain), last_token, max_len, limits, ahead, n_prefix);
     }
     const auto n = (py::ssize_t) drafted.tokens.size();
     return py::make_tuple(py::array_t<int32_t>(n, drafted.tokens.data()),
                           py::array_t<float>(n, drafted.confidences.data()));
 }
 
-static py::array_t<int32_t> session_verify(session & self, uintptr_t chain, int32_t last_token,
-                                           const tokens_in & draft) {
+static py::array_t<int32_t> session_verify(session & self, uintptr_t chain, int32_t last_token, const tokens_in & draft,
+                                           recycle_table * recycle, int32_t before, float margin, bool rewrite,
+                                           std::optional<int32_t> n_drafted) {
     int32_t n;
     const int32_t * ids = data_of(draft, "draft", n);
     std::vector<llama_token> emitted;
+    std::vector<llama_token> tops;
     {
         py::gil_scoped_release release;
-        emitted = self.verify(sampler_of(chain), last_token, ids, n);
+        emitted = self.verify(sampler_of(chain), last_token, ids, n, recycle != nullptr ? &tops : nullptr,
+                              n_drafted.value_or(n), margin, rewrite);
+    }
+    if (recycle != nullptr && !tops.empty()) {
+        // with the GIL, which guards the table
+        std::vector<llama_token> tokens(1, last_token);
+        tokens.insert(tokens.end(), ids, ids + n);
+        recycle->learn(before, tokens.data(), tops.data(), (int32_t) tops.size(), (int32_t) emitted.size());
     }
     return py::array_t<int32_t>((py::ssize_t) emitted.size(), emitted.data());
 }
@@ -195,6 +242,18 @@ static void session_verify_begin(session & self, int32_t last_token, const token
     const int32_t * ids = data_of(draft, "draft", n);
     py::gil_scoped_release release;
     self.verify_begin(last_token, ids, n);
+}
+
+static void session_recycle(session & self, recycle_table & table, int32_t before, const tokens_in & tokens,
+                            std::optional<int32_t> n_right) {
+    int32_t n;
+    const int32_t * ids = data_of(tokens, "tokens", n);
+    std::vector<llama_token> tops;
+    {
+        py::gil_scoped_release release;
+        tops = self.tops(n);
+    }
+    table.learn(before, ids, tops.data(), n, n_right.value_or(n));
 }
 
 static py::array_t<float> session_skip_logits(session & self, const tokens_in & tokens,
@@ -235,6 +294,34 @@ static py::array_t<float> session_hidden(session & self, const tokens_in & token
     return result;
 }
 
+static py::array_t<double> seconds_of(const std::vector<double> & seconds) {
+    return py::array_t<double>((py::ssize_t) seconds.size(), seconds.data());
+}
+
+static py::array_t<double> session_time_verify(session & self, const tokens_in & widths, int32_t n_cells,
+                                               double max_seconds) {
+    int32_t n;
+    const int32_t * list = data_of(widths, "widths", n);
+    std::vector<double> seconds;
+    {
+        py::gil_scoped_release release;
+        seconds = self.time_verify(list, n, n_cells, max_seconds);
+    }
+    return seconds_of(seconds);
+}
+
+static py::array_t<double> session_time_draft(session & self, const std::optional<bits_in> & skip, int32_t head_rows,
+                                              int32_t n_steps, double max_seconds) {
+    int32_t n_blocks;
+    const uint8_t * bits = data_of(skip, n_blocks);
+    std::vector<double> seconds;
+    {
+        py::gil_scoped_release release;
+        seconds = self.time_draft(bits, n_blocks, head_rows, n_steps, max_seconds);
+    }
+    return seconds_of(seconds);
+}
+
 static py::dict session_counters(session & self) {
     const pyssd::session_counters count = self.counters();
     py::dict result;
@@ -242,9 +329,13 @@ static py::dict session_counters(session & self) {
     result["draft_sampling_seconds"] = count.draft_sampling_seconds;
     result["verify_seconds"] = count.verify_seconds;
     result["verify_sampling_seconds"] = count.verify_sampling_seconds;
+    result["tops_seconds"] = count.tops_seconds;
     result["draft_steps"] = (double) count.draft_steps;
     result["verify_calls"] = (double) count.verify_calls;
     result["chain_copies"] = (double) count.chain_copies;
+    result["guard_rows"] = (double) count.guard_rows;
+    result["guard_passes"] = (double) count.guard_passes;
+    result["guard_seconds"] = count.guard_seconds;
     return result;
 }
 
@@ -265,6 +356,37 @@ static py::tuple ngram_draft(ngram_index & self, int32_t max_len) {
     const auto n = (py::ssize_t) drafted.tokens.size();
     return py::make_tuple(py::array_t<int32_t>(n, drafted.tokens.data()), py::array_t<float>(n, drafted.chances.data()),
                           drafted.match_len);
+}
+
+static py::tuple recycle_draft(recycle_table & self, int32_t before, int32_t last, int32_t max_len) {
+    const pyssd::recycle_draft & drafted = self.draft(before, last, max_len);
+    const auto n = (py::ssize_t) drafted.tokens.size();
+    return py::make_tuple(py::array_t<int32_t>(n, drafted.tokens.data()),
+                          py::array_t<float>(n, drafted.chances.data()));
+}
+
+static void recycle_begin(recycle_table & self, const tokens_in & tokens) {
+    int32_t n;
+    const int32_t * ids = data_of(tokens, "tokens", n);
+    self.begin(ids, n);
+}
+
+static void recycle_learn(recycle_table & self, int32_t before, const tokens_in & tokens, const tokens_in & tops) {
+    int32_t n;
+    int32_t n_tops;
+    const int32_t * ids = data_of(tokens, "tokens", n);
+    const int32_t * top_ids = data_of(tops, "tops", n_tops);
+    if (n_tops != n) {
+        throw error(error_kind::ARGUMENT, "tops has " + std::to_string(n_tops) + " entries for " + std::to_string(n) +
+                                              " tokens; pass one for each");
+    }
+    self.learn(before, ids, top_ids, n, n);
+}
+
+static void recycle_extend(recycle_table & self, const tokens_in & tokens) {
+    int32_t n;
+    const int32_t * ids = data_of(tokens, "tokens", n);
+    self.extend(ids, n);
 }
 
 PYBIND11_MODULE(_core, m) {
@@ -323,15 +445,24 @@ PYBIND11_MODULE(_core, m) {
         .def("synchronize", &session::synchronize, release())
         .def("max_draft", &session::max_draft, release(), py::arg("n_ctx"))
         .def("draft", &session_draft, py::arg("chain"), py::arg("last_token"), py::arg("max_len"),
-             py::arg("min_confidence") = 0.0f)
-        .def("verify", &session_verify, py::arg("chain"), py::arg("last_token"), py::arg("draft"))
+             py::arg("min_confidence") = 0.0f, py::arg("rule") = py::none(), py::arg("prefix") = py::none())
+        .def_property_readonly("draft_steps", &session::draft_steps)
+        .def("verify", &session_verify, py::arg("chain"), py::arg("last_token"), py::arg("draft"),
+             py::arg("recycle").none(true) = nullptr, py::arg("before") = -1, py::arg("guard") = 0.0f,
+             py::arg("rewrite") = true, py::arg("drafted") = py::none())
         .def("verify_begin", &session_verify_begin, py::arg("last_token"), py::arg("draft"))
         .def("verify_end", &session::verify_end, release(), py::arg("n_emitted"))
+        .def("recycle", &session_recycle, py::arg("table"), py::arg("before"), py::arg("tokens"),
+             py::arg("right") = py::none())
         .def("skip_logits", &session_skip_logits, py::arg("tokens"), py::arg("skip").none(true),
              py::arg("head_rows") = 0)
         .def("skip_argmax", &session_skip_argmax, py::arg("tokens"), py::arg("skip").none(true))
         .def("hidden", &session_hidden, py::arg("tokens"), py::arg("taps"))
         .def("free_scout", &session::free_scout, release())
+        .def("time_verify", &session_time_verify, py::arg("widths"), py::arg("n_cells") = 0,
+             py::arg("max_seconds") = std::numeric_limits<double>::infinity())
+        .def("time_draft", &session_time_draft, py::arg("skip").none(true), py::arg("head_rows"), py::arg("n_steps"),
+             py::arg("max_seconds") = std::numeric_limits<double>::infinity())
         .def("cancel", &session::cancel)
         .def("clear_cancel", &session::clear_cancel)
         .def("graphs_built", [](session & self) { return dict_of(self.graphs_built()); })
@@ -347,4 +478,14 @@ PYBIND11_MODULE(_core, m) {
         .def("extend", &ngram_extend, py::arg("tokens"))
         .def("rewind", &ngram_index::rewind, py::arg("n"))
         .def("draft", &ngram_draft, py::arg("max_len"));
+
+    py::class_<recycle_table>(m, "RecycleTable")
+        .def(py::init<int32_t>(), py::arg("n_vocab"))
+        .def("begin", &recycle_begin, py::arg("tokens"))
+        .def("learn", &recycle_learn, py::arg("before"), py::arg("tokens"), py::arg("tops"))
+        .def("draft", &recycle_draft, py::arg("before"), py::arg("last"), py::arg("max_len"))
+        .def("extend", &recycle_extend, py::arg("tokens"))
+        .def("clear", &recycle_table::clear)
+        .def("copy", [](const recycle_table & self) { return recycle_table(self); })
+        .def_property_readonly("nbytes", &recycle_table::nbytes);
 }

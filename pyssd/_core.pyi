@@ -9,9 +9,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from pyssd.propose.skip import DraftRule
+
 Tokens = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Bits = npt.NDArray[np.uint8]
+Seconds = npt.NDArray[np.float64]
 
 def attach(handle: int) -> None:
     """Resolve llama_* and pyssd_* from the loaded libllama (a dlopen handle). Idempotent.
@@ -109,19 +112,47 @@ class Session:
         """Longest draft that n_ctx, context, batch, rows of logits and sliding window allow now."""
 
     def draft(
-        self, chain: int, last_token: int, max_len: int, min_confidence: float = 0.0
+        self,
+        chain: int,
+        last_token: int,
+        max_len: int,
+        min_confidence: float = 0.0,
+        rule: DraftRule | None = None,
+        prefix: Tokens | None = None,
     ) -> tuple[Tokens, Floats]:
-        """Ids and confidences. Leaves no cell behind.
+        """Ids and confidences of what is drafted behind last_token and the prefix (a draft by others).
 
-        chain is the target's chain, of which the session keeps a copy (0 = greedy). Ends at the
-        first token below min_confidence (not kept), at an end of generation (kept), at max_len or
-        max_draft, or where the grammar leaves no candidate.
+        Leaves no cell behind. chain is the target's chain, of which the session keeps a copy (0 = greedy). Ends at the
+        first token below min_confidence or not worth verifying by the rule (not kept), at an end of generation (kept),
+        where the rule says that no further token is worth drafting, at max_len or max_draft, or where the grammar leaves
+        no candidate.
         """
 
-    def verify(self, chain: int, last_token: int, draft: Tokens) -> Tokens:
+    @property
+    def draft_steps(self) -> int:
+        """Passes of the draft context since the session was made."""
+
+    def verify(
+        self,
+        chain: int,
+        last_token: int,
+        draft: Tokens,
+        recycle: RecycleTable | None = None,
+        before: int = -1,
+        guard: float = 0.0,
+        rewrite: bool = True,
+        drafted: int | None = None,
+    ) -> Tokens:
         """Emitted tokens, 1 to len(draft) + 1 of them.
 
-        n_past grows by their number; the last one is not in KV yet.
+        n_past grows by their number; the last one is not in KV yet. recycle learns from every row, from those of
+        rejected tokens about single tokens only; before is the token before last_token, -1 = none that is known.
+        drafted: how many tokens were meant; the rest of the draft fills up a width, and teaches nothing where it is
+        rejected.
+
+        guard: a row whose pick could be another one if differences of logits changed by this much is settled: its
+        token is decoded alone, and the round ends with it. rewrite: before that, the cells that wide passes have
+        written since the last prefill are written again, one pass each. 0 = no guard.
         """
 
     def verify_begin(self, last_token: int, draft: Tokens) -> None:
@@ -129,6 +160,19 @@ class Session:
 
     def verify_end(self, n_emitted: int) -> None:
         """Keep n_emitted (1 to len(draft) + 1) rows. A round that is never ended is dropped."""
+
+    def recycle(
+        self, table: RecycleTable, before: int, tokens: Tokens, right: int | None = None
+    ) -> None:
+        """Let a table learn from the last len(tokens) rows of the last target pass.
+
+        Row i stands behind tokens[i]; before is the token before them all. For rounds of verify_begin (last token
+        and draft) and for the last row of a prefill. right: how many of the tokens are right, those behind them
+        being rejected (None = all): rejected ones teach the table about single tokens only.
+
+        Raises:
+            DecodeError: the pass had fewer rows of logits.
+        """
 
     # ---- scout: fresh passes on scratch sequences, the user's cells untouched
     def skip_logits(self, tokens: Tokens, skip: Bits | None, head_rows: int = 0) -> Floats:
@@ -142,6 +186,35 @@ class Session:
 
     def free_scout(self) -> None:
         """Free the scout's context; the next call makes it anew."""
+
+    # ---- measuring: on scratch cells behind the user's; the logits of the last decode are gone afterwards
+    def time_verify(self, widths: Tokens, n_cells: int = 0, max_seconds: float = ...) -> Seconds:
+        """Seconds of a target pass of each width, in this order, all rows having logits; float64 [<= n].
+
+        A pass that is no longer in the graph of the one before it builds its own. Ends early, with fewer passes, when
+        max_seconds are over.
+
+        Args:
+            widths: int32 [n], each at most max_draft + 1.
+            n_cells: Cells in front, beside those of the user; their time is not counted.
+            max_seconds: Wall time after which no other pass begins; math.inf by default.
+
+        Raises:
+            UnsupportedModelError: speculation is refused here.
+            ContextOverflowError: there is no room for it.
+        """
+
+    def time_draft(
+        self, skip: Bits | None, head_rows: int, n_steps: int, max_seconds: float = ...
+    ) -> Seconds:
+        """Seconds of draft steps under a plan, the greedy pick included; float64 [<= n_steps].
+
+        The first step builds the plan's graph. The plan set with set_skip holds again afterwards.
+
+        Raises:
+            UnsupportedModelError: speculation is refused here.
+            SkipSetError: the plan does not fit the model.
+        """
 
     def cancel(self) -> None:
         """Make the running call raise Cancelled within one pass, and later ones until cleared."""
@@ -162,8 +235,9 @@ class Session:
         """Totals since the session was made.
 
         draft_seconds, draft_sampling_seconds (part of it), verify_seconds, verify_sampling_seconds
-        (part of it), draft_steps, verify_calls, chain_copies (stateful samplers, such as a grammar,
-        copied for drafting).
+        (part of it), tops_seconds (what recycling costs verify), draft_steps, verify_calls, chain_copies (stateful
+        samplers, such as a grammar, copied for drafting), guard_rows (near-ties settled), guard_passes (of one token,
+        for them), guard_seconds (of those; part of verify_seconds, not of verify_sampling_seconds).
         """
 
 class NgramIndex:
@@ -191,3 +265,40 @@ class NgramIndex:
 
         A chance is the estimated probability that the target emits the token if it has emitted those before it.
         """
+
+class RecycleTable:
+    """For each token and pair of tokens, the id that the target ranked highest the last time it stood behind them.
+
+    Session.verify and Session.recycle fill it from rows of logits; of a prompt, which has no rows, begin takes what
+    followed in the text.
+    """
+
+    def __init__(self, n_vocab: int) -> None:
+        """n_vocab: as Session's rows have it; memory is 8 bytes for each token and 1.3 MB for the pairs."""
+
+    def begin(self, tokens: Tokens) -> None:
+        """Start a text with these tokens, and learn what follows what in it.
+
+        What other texts have left stays, with chances of its own. Of long texts the last 16384 tokens count.
+        """
+
+    def learn(self, before: int, tokens: Tokens, tops: Tokens) -> None:
+        """Learn that tops[i] ranked highest behind before, tokens[: i + 1]; negative ids are passed over."""
+
+    def draft(self, before: int, last: int, max_len: int) -> tuple[Tokens, Floats]:
+        """Tokens behind (before, last), and their chances; both empty if nothing is known of last.
+
+        A chance is the estimated probability that the target emits the token if it has emitted those before it; it
+        follows what came true of drafts of that kind. before = -1: not known.
+        """
+
+    def extend(self, tokens: Tokens) -> None:
+        """Judge the last draft by what the target emitted, whether the draft was proposed or not."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+
+    def copy(self) -> RecycleTable: ...
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table; they do not grow."""

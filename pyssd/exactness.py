@@ -35,6 +35,7 @@ def judge_exactness(
     weight_types: Collection[str],
     packed: bool = False,
     elsewhere: Collection[str] = (),
+    guard: float = 0.0,
 ) -> Exactness:
     """Report the level; anything that has not been shown to be independent of the batch's width is level 1.
 
@@ -45,7 +46,25 @@ def judge_exactness(
         weight_types: Names of the tensor types in the file.
         packed: Whether pyssd's own kernels run what they can.
         elsewhere: Buffer types that hold weights outside of pyssd's kernels.
+        guard: Margin of the near-tie guard in logits, 0 = there is none.
     """
+    found = _judge(exact, flash_attn, devices, weight_types, packed, elsewhere)
+    if found.level < 2 and guard > 0.0:
+        return Exactness(
+            found.level,
+            f"{found.reason}; picks within {guard:.2g} logits of another are settled singly (near-tie guard)",
+        )
+    return found
+
+
+def _judge(
+    exact: bool,
+    flash_attn: bool,
+    devices: Collection[str],
+    weight_types: Collection[str],
+    packed: bool,
+    elsewhere: Collection[str],
+) -> Exactness:
     if not exact and not packed:
         return Exactness(1, "upstream's kernels may round differently with the width of the batch")
     if not flash_attn:

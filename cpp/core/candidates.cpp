@@ -44,6 +44,24 @@ row_stats row_stats_of(const float * logits, int32_t n_vocab) {
     return stats;
 }
 
+// blocks that stay in the first cache, so that the row is read once: the maximum is looked for in the best block only
+llama_token row_argmax(const float * logits, int32_t n_vocab) {
+    constexpr int32_t BLOCK = 4096;
+    float max = -INFINITY;
+    int32_t best = -1; // where the block with the maximum begins
+    for (int32_t first = 0; first < n_vocab; first += BLOCK) {
+        const float block_max = max_of(logits + first, std::min(BLOCK, n_vocab - first));
+        if (block_max > max) {
+            max = block_max;
+            best = first;
+        }
+    }
+    if (best < 0) {
+        return -1;
+    }
+    return (llama_token) (std::find(logits + best, logits + n_vocab, max) - logits);
+}
+
 float row_probability(const row_stats & stats, const float * logits, llama_token id) {
     return stats.sum > 0.0 ? (float) (std::exp(logits[id] - stats.max) / stats.sum) : 0.0f;
 }

@@ -19,6 +19,9 @@ struct row_stats {
 
 row_stats row_stats_of(const float * logits, int32_t n_vocab);
 
+// the argmax of row_stats alone, several times as fast
+llama_token row_argmax(const float * logits, int32_t n_vocab);
+
 // softmax probability of an id
 float row_probability(const row_stats & stats, const float * logits, llama_token id);
 

@@ -39,13 +39,40 @@ int32_t session::max_draft(int32_t n_ctx) {
     return draft_limit(n_ctx);
 }
 
-draft_result session::draft(llama_sampler * chain, llama_token last_token, int32_t max_len, float min_confidence) {
+static float chance_of(const draft_rule & rule, float confidence) {
+    int32_t bin = 0;
+    while (bin < rule.n_bins - 1 && confidence >= rule.edges[bin]) {
+        bin++;
+    }
+    return rule.chances[bin];
+}
+
+// the last token and a draft by others, read in batches of the draft context; leaves the logits of the last one
+void session::read_ahead(llama_token last_token, const llama_token * prefix, int32_t n_prefix) {
+    const int32_t n = n_prefix + 1;
+    const int32_t chunk = draft_batch.capacity();
+    for (int32_t first = 0; first < n; first += chunk) {
+        draft_batch.clear();
+        for (int32_t i = first; i < std::min(n, first + chunk); i++) {
+            draft_batch.add(i == 0 ? last_token : prefix[i - 1], past + i, 0, i == n - 1);
+        }
+        decode(draft_ctx, draft_batch);
+    }
+    count.draft_steps++;
+}
+
+draft_result session::draft(llama_sampler * chain, llama_token last_token, int32_t max_len, const draft_rule & rule,
+                            const llama_token * prefix, int32_t n_prefix) {
     call guard(*this);
     require_speculation();
     close_round();
     check_tokens(&last_token, 1);
+    check_tokens(prefix, n_prefix);
     check_memory();
-    max_len = std::min(max_len, draft_limit(INT32_MAX));
+    max_len = std::min(max_len, draft_limit(INT32_MAX) - n_prefix);
+    if (rule.n_bins > 0) {
+        max_len = std::min(max_len, rule.n_steps);
+    }
     draft_result drafted;
     if (max_len <= 0) {
         return drafted;
@@ -59,13 +86,10 @@ draft_result session::draft(llama_sampler * chain, llama_token last_token, int32
         ensure_draft();
         make_current(draft_ctx);
         api().pyssd_borrower_sync(draft_ctx);
-        llama_token token = last_token;
+        read_ahead(last_token, prefix, n_prefix);
+        float reach = 1.0f;
         for (int32_t i = 0; i < max_len; i++) {
-            draft_batch.clear();
-            draft_batch.add(token, past + i, 0, true);
-            decode(draft_ctx, draft_batch);
-            count.draft_steps++;
-            const float * logits = api().pyssd_logits_ith(draft_ctx, 0);
+            const float * logits = api().pyssd_logits_ith(draft_ctx, draft_batch.size() - 1);
             if (logits == nullptr) {
                 throw error(error_kind::DECODE, "the draft context returned no logits");
             }
@@ -75,21 +99,34 @@ draft_result session::draft(llama_sampler * chain, llama_token last_token, int32
             bool goes_on = true;
             if (i == 0) {
                 chain_copy.sync(chain);
+                for (int32_t k = 0; k < n_prefix && goes_on; k++) {
+                    goes_on = chain_copy.accept(prefix[k]);
+                }
             } else {
-                goes_on = chain_copy.accept(token);
+                goes_on = chain_copy.accept(drafted.tokens.back());
             }
-            const draft_pick pick =
-                goes_on ? chain_copy.pick(logits, vocab_size, (int64_t) past + 1 + i, cand) : draft_pick{};
+            const int64_t pos = (int64_t) past + 1 + n_prefix + i;
+            const draft_pick pick = goes_on ? chain_copy.pick(logits, vocab_size, pos, cand) : draft_pick{};
             sampling_seconds += seconds_since(sampling_start);
-            if (pick.id < 0 || pick.confidence < min_confidence) {
+            if (pick.id < 0 || pick.confidence < rule.min_confidence) {
                 break;
+            }
+            if (rule.n_bins > 0) {
+                reach *= chance_of(rule, pick.confidence);
+                if (reach < rule.keep_reach[i]) {
+                    break;
+                }
             }
             drafted.tokens.push_back(pick.id);
             drafted.confidences.push_back(pick.confidence);
-            if (api().llama_vocab_is_eog(vocab, pick.id)) {
+            const bool is_worth = rule.n_bins == 0 || (i + 1 < max_len && reach >= rule.draft_reach[i + 1]);
+            if (i + 1 == max_len || !is_worth || api().llama_vocab_is_eog(vocab, pick.id)) {
                 break;
             }
-            token = pick.id;
+            draft_batch.clear();
+            draft_batch.add(pick.id, past + n_prefix + 1 + i, 0, true);
+            decode(draft_ctx, draft_batch);
+            count.draft_steps++;
         }
     } catch (...) {
         chain_copy.invalidate();

@@ -139,6 +139,11 @@ llama_sampler * gumbel_init(uint64_t seed) {
     return api().llama_sampler_init(&gumbel_i, new gumbel{seed, 0});
 }
 
+double gumbel_noise_at(const llama_sampler * sampler, llama_token id) {
+    const auto * self = static_cast<const gumbel *>(sampler->ctx);
+    return gumbel_noise(gumbel_bits(self->seed, self->pos, id));
+}
+
 bool gumbel_is(const llama_sampler * sampler) {
     return sampler != nullptr && sampler->iface == &gumbel_i;
 }

@@ -26,6 +26,9 @@ uint64_t gumbel_bits(uint64_t seed, int64_t pos, llama_token id);
 // the noise of these bits: -log(-log(u)), u = (bits + 0.5) / 2^52
 double gumbel_noise(uint64_t bits);
 
+// the noise that a Gumbel sampler adds to an id at the position it was told
+double gumbel_noise_at(const llama_sampler * sampler, llama_token id);
+
 // the pick among data[0 .. size): index of the largest logit + noise, the lower id on a tie, -1 if every logit is -inf
 int64_t gumbel_pick(const llama_token_data * data, size_t size, uint64_t seed, int64_t pos);
 

@@ -60,6 +60,10 @@ bool chain_is_greedy(llama_sampler * chain) {
     return greedy;
 }
 
+bool chain_ends_greedy(llama_sampler * chain) {
+    return chain == nullptr || sampler_name(chain_member(chain, chain_size(chain) - 1)) == "greedy";
+}
+
 static bool is_one_of(const std::string & name, std::initializer_list<const char *> names) {
     return std::any_of(names.begin(), names.end(), [&](const char * other) { return name == other; });
 }
@@ -133,7 +137,7 @@ static llama_token no_token() {
 
 llama_token chain_sample(llama_sampler * chain, const float * logits, int32_t n_vocab, int64_t pos, candidates & cand) {
     if (chain_is_greedy(chain)) {
-        const llama_token id = row_stats_of(logits, n_vocab).argmax;
+        const llama_token id = row_argmax(logits, n_vocab);
         return id >= 0 ? id : no_token();
     }
     gumbel_set_pos(chain, pos);

@@ -22,6 +22,9 @@ bool chain_has(llama_sampler * chain, const std::string & name);
 // nothing in the chain but a greedy pick: the argmax needs no candidate array
 bool chain_is_greedy(llama_sampler * chain);
 
+// the pick is no draw: the token that such a chain leaves is the one it ranks highest
+bool chain_ends_greedy(llama_sampler * chain);
+
 // as llama_sampler_sample over logits [n_vocab], for the token at absolute position pos; null chain = greedy
 // throws DECODE when the chain leaves no token, where llama.cpp would abort or emit a forbidden one
 llama_token chain_sample(llama_sampler * chain, const float * logits, int32_t n_vocab, int64_t pos, candidates & cand);

@@ -22,7 +22,7 @@ session::session(llama_context * ctx, bool reference, bool invariant)
     : target(ctx), current(ctx), memory(api().llama_get_memory(ctx)),
       vocab(api().llama_model_get_vocab(api().llama_get_model(ctx))), vocab_size(vocab_size_of(ctx)),
       embd_size(api().llama_model_n_embd(api().llama_get_model(ctx))), target_batch((int32_t) api().llama_n_batch(ctx)),
-      draft_batch(1), cand(vocab_size_of(ctx)) {
+      draft_batch(DRAFT_BATCH), cand(vocab_size_of(ctx)) {
     api().llama_set_abort_callback(target, abort_requested, &cancelled);
     if (invariant) {
         api().pyssd_invariant_set(target, true);
@@ -34,6 +34,7 @@ session::session(llama_context * ctx, bool reference, bool invariant)
         api().pyssd_memory_swa(target, &swa_window, &swa_chunked, &swa_reach);
         past = api().llama_memory_seq_pos_max(memory, 0) + 1;
     }
+    take_as_clean();
 }
 
 session::~session() {
@@ -103,6 +104,7 @@ void session::set_n_past(int32_t n_past) {
                                               std::to_string(n_cells) + "; rewind instead");
     }
     past = n_past;
+    take_as_clean();
 }
 
 // asked once: finding the blocks builds a graph
@@ -210,17 +212,25 @@ void session::set_skip(const uint8_t * skip, int32_t n_blocks, int32_t head_rows
         return; // the same plan keeps its graph
     }
     ensure_draft();
-    // nothing to change = the stock graph, so that an empty set is exactly the target
-    const bool is_stock = bits.empty() && head_rows == 0;
-    if (api().pyssd_plan_set(draft_ctx, is_stock ? nullptr : &plan) != 0) {
+    skip_bits = bits;
+    skip_head_rows = plan.head_rows;
+    if (apply_skip() != 0) {
         const std::string text = api().pyssd_error(draft_ctx);
-        api().pyssd_plan_set(draft_ctx, nullptr);
         skip_bits.clear();
         skip_head_rows = 0;
+        apply_skip();
         throw error(error_kind::SKIP_SET, text);
     }
-    skip_bits = bits;
-    skip_head_rows = head_rows;
+}
+
+// nothing to change = the stock graph, so that an empty set is exactly the target
+int32_t session::apply_skip() {
+    pyssd_plan plan{};
+    plan.skip = skip_bits.empty() ? nullptr : skip_bits.data();
+    plan.n_blocks = (int32_t) skip_bits.size();
+    plan.head_rows = skip_head_rows;
+    const bool is_stock = skip_bits.empty() && skip_head_rows == 0;
+    return api().pyssd_plan_set(draft_ctx, is_stock ? nullptr : &plan);
 }
 
 void session::ensure_draft() {
@@ -280,6 +290,9 @@ void session::make_current(llama_context * ctx) {
 void session::decode(llama_context * ctx, batch & b) {
     check_cancel();
     make_current(ctx);
+    if (ctx == target) {
+        settled_rows.clear();
+    }
     int32_t rc = 0;
     try {
         rc = api().llama_decode(ctx, b.view());

@@ -51,6 +51,7 @@ void session::prefill(const llama_token * tokens, int32_t n, float * rows) {
             std::memcpy(rows + (size_t) i * vocab_size, row, sizeof(float) * vocab_size);
         }
     }
+    take_as_clean(); // a prompt is evaluated alike with and without drafts
 }
 
 // sliding windows forget: the cells that position n_past attends to have to be there still
@@ -89,13 +90,20 @@ void session::rewind(int32_t n_past) {
     make_current(target);
     api().llama_synchronize(target);
     remove_from(0, n_past);
+    dirty.resize(std::max(0, n_past - clean_cells()));
     past = n_past;
+    clean = std::min(clean, n_past);
     target_batch.clear();
+    settled_rows.clear();
     chain_copy.invalidate();
 }
 
 // unchecked calls of llama_get_logits_ith write to the log and return null
 float * session::logits_row(int32_t row) {
+    const auto n_settled = (int32_t) (settled_rows.size() / (size_t) vocab_size);
+    if (row < n_settled && row >= -n_settled) {
+        return settled_rows.data() + (size_t) (row < 0 ? row + n_settled : row) * vocab_size;
+    }
     const int32_t n = target_batch.size();
     int32_t n_outputs = 0;
     for (int32_t i = 0; i < n; i++) {

@@ -1,7 +1,8 @@
 """Check this installation with a model: which libraries run, and how far logits depend on the width of a batch.
 
-A token is decoded singly, and in batches of 2, 4 and 8, after 40 and 300 tokens; the largest difference between the two
-logits is the width noise. Speculation verifies drafts in batches, so 0 means that its text equals plain decoding's.
+128 tokens are decoded singly, and in batches of 2, 4, 8 and 16, after 40 and 300 tokens; the largest difference between the
+two logits is the width noise. Speculation verifies drafts in batches, so 0 means that its text equals plain decoding's. The
+error of the gap between the two best tokens gives the margin of the near-tie guard.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pyssd.cli import info, options, output
+from pyssd.guard import WidthNoise, width_noise
 
 if TYPE_CHECKING:
-    from pyssd._core import Session
     from pyssd.exactness import Exactness
     from pyssd.llama import Llama
 
@@ -23,8 +24,7 @@ NAME = "check"
 HELP = "check the libraries, and measure how exact speculation is here"
 
 CONTEXTS = (40, 300)
-WIDTHS = (2, 4, 8)
-_PROBED = max(WIDTHS)
+_PROBED = 128
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,15 +37,20 @@ def run(args: argparse.Namespace) -> int:
     # the level is that of exact=True unless --no-exact asks for the other
     wanted = None if args.exact is False else True
     noise: dict[str, dict[str, float]] = {}
+    margins: dict[str, float] = {}
     facts: dict[str, Any] = {}
     for exact in (True, None) if wanted is None else (None, True):
         args.exact = exact
         with options.load(args) as llm:
             facts = {"model": str(llm.model_path), **info.library_facts()}
-            noise["exact" if exact else "default"] = measured = width_noise(llm)
-            facts["exactness"] = _level(llm.exactness, max(measured.values(), default=0.0))
+            mode = "exact" if exact else "default"
+            measured = measure(llm)
+            noise[mode] = {name: found.largest for name, found in measured.items()}
+            margins[mode] = max((found.margin for found in measured.values()), default=0.0)
+            facts["exactness"] = _level(llm.exactness, max(noise[mode].values(), default=0.0))
     facts["single_ggml_cpu"] = _single_cpu_library()
     facts["width_noise"] = noise
+    facts["guard_margin"] = margins
     if args.json:
         output.write_json(facts)
     else:
@@ -54,24 +59,20 @@ def run(args: argparse.Namespace) -> int:
     return 0 if facts["single_ggml_cpu"] is not False else 1
 
 
-def width_noise(llm: Llama) -> dict[str, float]:
-    """Measure the largest |logit difference| of a token decoded singly and in a batch, by context and width.
+def measure(llm: Llama) -> dict[str, WidthNoise]:
+    """Measure how rows of a batch differ from the same rows decoded singly, by context and width.
 
     Returns:
-        {"40 tokens, width 2": difference, ...}; contexts that do not fit are left out.
+        {"40 tokens, width 2": noise, ...}; contexts that do not fit are left out.
     """
     session = info.session_of(llm)
     tokens = _text_tokens(llm, max(CONTEXTS) + _PROBED)
-    noise: dict[str, float] = {}
-    for context in CONTEXTS:
-        if context + _PROBED > llm.n_ctx():
-            continue
-        single = _logits(session, tokens, context, 1, llm.n_vocab())
-        for width in WIDTHS:
-            batch = _logits(session, tokens, context, width, llm.n_vocab())
-            noise[f"{context} tokens, width {width}"] = float(np.abs(batch - single).max())
-    session.rewind(0)
-    return noise
+    return {
+        f"{context} tokens, width {width}": noise
+        for context in CONTEXTS
+        if context + _PROBED <= llm.n_ctx()
+        for width, noise in width_noise(session, tokens[: context + _PROBED], context).items()
+    }
 
 
 def _text_tokens(llm: Llama, count: int) -> npt.NDArray[np.int32]:
@@ -79,20 +80,6 @@ def _text_tokens(llm: Llama, count: int) -> npt.NDArray[np.int32]:
     tokens = llm.tokenize((text * (1 + count // 8)).encode(), special=False)
     # a vocabulary may hold long texts in one token: repeat as often as it takes
     return np.resize(np.asarray(tokens, np.int32), count)
-
-
-def _logits(
-    session: Session, tokens: npt.NDArray[np.int32], context: int, width: int, n_vocab: int
-) -> npt.NDArray[np.float32]:
-    """Decode the tokens after a context, width at a time; float32 [8, n_vocab]."""
-    # the same prefill each time: a memory of sliding windows cannot always rewind to the context
-    session.rewind(0)
-    session.prefill(tokens[:context])
-    rows = np.empty((_PROBED, n_vocab), np.float32)
-    for start in range(0, _PROBED, width):
-        part = slice(context + start, context + start + width)
-        session.prefill(tokens[part], rows[start : start + width])
-    return rows
 
 
 def _single_cpu_library() -> bool | None:
@@ -121,5 +108,8 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     ]
     for mode, noise in facts["width_noise"].items():
         lines += [f"  {mode:<8} {name:<20} {value:.3g}" for name, value in noise.items()]
+    for mode, margin in facts["guard_margin"].items():
+        if margin > 0.0:
+            lines.append(f"near-tie guard, {mode}: margin {margin:.2g} (3 x the error of a gap)")
     exactness = facts["exactness"]
     return [*lines, f"exactness   level {exactness['level']}: {exactness['reason']}"]

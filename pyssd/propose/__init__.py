@@ -10,43 +10,37 @@ import numpy as np
 import numpy.typing as npt
 
 Tokens = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float32]
+
+# arms of the controller: what a round may try
+PLAIN, NGRAM, RECYCLE, SKIP, NGRAM_SKIP = "plain", "ngram", "recycle", "skip", "ngram+skip"
+EMPTY: Tokens = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """Proposed tokens, a chain.
+class FreeDraft:
+    """A chain of tokens that cost microseconds, so that only their verification has a price.
 
     Attributes:
-        tokens: int32 [n], may be empty.
-        source: The proposer that was asked last, "ngram" or "skip"; "plain" if no round was spent on one.
-        chances: float32 [n], of each token to be accepted if those before it are.
+        source: The proposer, "ngram" or "recycle".
+        tokens: int32 [n], at least one.
+        chances: [n], of each token to be accepted if those before it are.
     """
 
+    source: str
     tokens: Tokens
-    source: str
-    chances: Floats
+    chances: Sequence[float]
 
 
-NO_DRAFT = Draft(np.empty(0, dtype=np.int32), "plain", np.empty(0, dtype=np.float32))
-
-
-class Proposer(Protocol):
-    """Drafts for one generation."""
+class FreeProposer(Protocol):
+    """Drafts without a model. It sees every token that is emitted, whoever drafted it."""
 
     source: str
 
-    def propose(self, chain: int, last_token: int, max_len: int) -> Draft:
-        """Draft at most max_len tokens behind last_token.
+    def start(self, tokens: Tokens, last_token: int) -> None:
+        """Go on behind int32 [n] tokens and the last one."""
 
-        Args:
-            chain: Address of the target's sampler chain.
-            last_token: Emitted before, not in KV yet.
-            max_len: At least 1.
+    def draft(self, max_len: int) -> FreeDraft | None:
+        """Propose at most max_len (at least 1) tokens behind the last one; None = nothing is known."""
 
-        Returns:
-            The draft. NO_DRAFT = another proposer may be asked; an empty one with the own source = time was spent.
-        """
-
-    def emitted(self, tokens: Sequence[int]) -> None:
-        """Learn what the target emitted in a round, whoever drafted it."""
+    def emitted(self, tokens: Tokens) -> None:
+        """Learn what the target emitted in a round: it says which tokens of the last draft were right."""
