@@ -319,4 +319,6 @@ class RequestLlama(SessionLlama):
         self._sync()
         if engine is not None:
             engine.finish()
+            if self._planner is not None and self.n_tokens > engine.n_start:
+                self._planner.learn(self._input_ids[engine.n_start :])
         self.totals = self.totals + self.stats

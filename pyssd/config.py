@@ -10,7 +10,7 @@ from pyssd.errors import OptionError
 
 Mode = Literal["auto", "on", "off"]
 
-PROPOSERS = ("ngram", "skip")
+PROPOSERS = ("ngram", "recycle", "skip")
 COUPLINGS = ("gumbel", "llama_cpp")
 SELECTORS = ("greedy",)
 
@@ -25,12 +25,14 @@ class SpecConfig:
 
     Attributes:
         max_draft_len: the most tokens that the model drafts in a round (gamma), 1 to 63.
-        min_confidence: a draft ends before a token whose draft probability is below this, 0 to 1.
-        proposers: where drafts come from: "ngram" = copied from the context, asked first because it
-            costs nothing; "skip" = the same model without some blocks.
-        max_ngram_len: the most tokens copied in a round, 1 to 63.
-        selector: what looks for a skip set when none is given; None = pyssd chooses.
-        head_rows: rows of the LM head used in drafting, a multiple of 256; 0 = all.
+        min_confidence: a skip draft ends before a token whose draft probability is below this, 0 to 1, and nowhere
+            else; None = it goes on while the next token is worth its measured cost.
+        proposers: where drafts come from: "ngram" = copied from the context; "recycle" = what the model ranked highest
+            the last time it stood behind the same tokens; "skip" = the same model without some blocks.
+        max_ngram_len: the most tokens copied or recycled in a round, 1 to 63.
+        selector: what looks for a skip set when none is given; None = "greedy", and only where the measured costs say
+            that a set could pay.
+        head_rows: rows of the LM head used in drafting, a multiple of 256; 0 = all, None = chosen by measurement.
         coupling: the noise of sampling: "gumbel" (shared by draft and target) or "llama_cpp" (the
             sampler of llama.cpp).
         always: draft even where plain decoding measures faster.
@@ -40,35 +42,27 @@ class SpecConfig:
         OptionError: a value is out of range.
     """
 
-    max_draft_len: int = 4
-    min_confidence: float = 0.8
-    proposers: tuple[str, ...] = ("ngram", "skip")
-    max_ngram_len: int = (
-        15  # with the last token 16 rows: what pyssd's kernels do in one pass over the weights
-    )
+    max_draft_len: int = 15
+    min_confidence: float | None = None
+    proposers: tuple[str, ...] = PROPOSERS
+    max_ngram_len: int = MAX_DRAFT_LEN
     selector: str | None = None
-    head_rows: int = 0
+    head_rows: int | None = None
     coupling: str = "gumbel"
     always: bool = False
 
     def __post_init__(self) -> None:
         _check_int("max_draft_len", self.max_draft_len, 1, MAX_DRAFT_LEN)
         _check_int("max_ngram_len", self.max_ngram_len, 1, MAX_DRAFT_LEN)
-        _check_int("head_rows", self.head_rows, 0, 2**31 - 1)
-        if self.head_rows % HEAD_ROWS_STEP:
-            raise OptionError(
-                f"head_rows is {self.head_rows}; "
-                f"use a multiple of {HEAD_ROWS_STEP}, or 0 for all rows"
-            )
-        if isinstance(self.min_confidence, bool) or not isinstance(
-            self.min_confidence, (int, float)
-        ):
-            raise TypeError(f"min_confidence is {self.min_confidence!r}; pass a number from 0 to 1")
-        if not 0.0 <= self.min_confidence <= 1.0:
-            raise OptionError(
-                f"min_confidence is {self.min_confidence!r}; use a number from 0 to 1"
-            )
-        object.__setattr__(self, "min_confidence", float(self.min_confidence))
+        if self.head_rows is not None:
+            _check_int("head_rows", self.head_rows, 0, 2**31 - 1)
+            if self.head_rows % HEAD_ROWS_STEP:
+                raise OptionError(
+                    f"head_rows is {self.head_rows}; "
+                    f"use a multiple of {HEAD_ROWS_STEP}, 0 for all rows, or None"
+                )
+        if self.min_confidence is not None:
+            object.__setattr__(self, "min_confidence", _fraction(self.min_confidence))
         if not isinstance(self.proposers, (tuple, list)):
             raise TypeError(
                 f"proposers is {self.proposers!r}; pass a tuple of names such as ('ngram', 'skip')"
@@ -125,6 +119,14 @@ class SpecConfig:
         raise OptionError(
             f"speculative is {value!r}; use 'auto', 'off', True, False, a SpecConfig or a dict"
         )
+
+
+def _fraction(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"min_confidence is {value!r}; pass a number from 0 to 1, or None")
+    if not 0.0 <= value <= 1.0:
+        raise OptionError(f"min_confidence is {value!r}; use a number from 0 to 1, or None")
+    return float(value)
 
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:

@@ -103,14 +103,12 @@ class Generation:
         llm, session, engine = self._llm, self._session, self._engine
         chain = chain_address(self._sampler)
         while engine.has_room():
-            started = time.perf_counter()
-            draft = engine.draft(chain, token)
-            draft_tokens, draft_seconds = draft.tokens, time.perf_counter() - started
-            started = time.perf_counter()
-            start = llm.n_tokens
+            turn = engine.draft(chain, token)
+            draft_tokens, start = turn.tokens, llm.n_tokens
             session.verify_begin(token, draft_tokens)
             llm._open_round(start, len(draft_tokens) + 1)
-            seconds = time.perf_counter() - started
+            last_token = token
+            seconds = time.perf_counter() - turn.drafted
             emitted: list[int] = []
             while True:
                 started = time.perf_counter()
@@ -124,8 +122,9 @@ class Generation:
                 yield token
                 if len(emitted) > len(draft_tokens) or token != draft_tokens[len(emitted) - 1]:
                     break
+            engine.learn_rows(turn, last_token, len(emitted))
             llm._close_round()
-            engine.accept(draft, emitted, draft_seconds, seconds)
+            engine.accept(turn, np.array(emitted, dtype=np.int32), seconds)
 
     def _sample(self, row: int | None, *, position: int) -> int | None:
         """Sample the token for a position from a row of logits; None if a criterion ends the generation."""

@@ -16,6 +16,8 @@ from pyssd import kernels as cpu_kernels
 from pyssd._core import Session
 from pyssd.completion import RequestLlama
 from pyssd.config import SpecConfig
+from pyssd.cost import CostModel
+from pyssd.cost_cache import cost_settings, load_costs
 from pyssd.errors import PyssdError, UnsupportedModelError
 from pyssd.exactness import Exactness, judge_exactness
 from pyssd.loading import (
@@ -238,7 +240,14 @@ class Llama(RequestLlama):
         chosen = None if skip_set is None else read_skip_set(skip_set, self._blocks or None)
         if self._session is not None:
             self._planner = Planner(
-                self._session, self._blocks, speculative, chosen, self._n_vocab, self._n_ctx
+                self._session,
+                self._blocks,
+                self._costs(speculative, exact=exact),
+                speculative,
+                chosen,
+                self._n_vocab,
+                self._n_ctx,
+                can_trim=self.lora_path is None,
             )
         self.exactness: Exactness = judge_exactness(
             exact=exact,
@@ -261,6 +270,20 @@ class Llama(RequestLlama):
             session.close()
             session = Session(self._ctx.ctx, exact=True, invariant=True)
         return session
+
+    def _costs(self, speculative: object, *, exact: bool) -> CostModel:
+        """What rounds cost: from the cost cache, or measured now; where nothing drafts it is not worth the time."""
+        session = self._session
+        if session is None or SpecConfig.of(speculative)[0] == "off":
+            return CostModel(None, self._blocks)
+        return load_costs(
+            session,
+            self._blocks,
+            model_path=self.model_path,
+            n_vocab=self._n_vocab,
+            n_ctx=self._n_ctx,
+            settings=cost_settings(self, exact=exact),
+        )
 
     def _why_no_session(self) -> str:
         if self._vocab_only:
@@ -288,6 +311,16 @@ class Llama(RequestLlama):
         call, _ = self._gate.join()
         with self._gate.enter(call):
             return super().embed(*args, **kwargs)
+
+    def forget_drafts(self) -> None:
+        """Forget what drafts are copied and recycled from; texts do not change, only the next drafts do.
+
+        For measurements: a prompt that is run again would otherwise be answered from memory.
+        """
+        call, _ = self._gate.join()
+        with self._gate.enter(call):
+            if self._planner is not None:
+                self._planner.forget_drafts()
 
     # life cycle ---------------------------------------------------------------------------------------------------
 

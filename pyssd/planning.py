@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,53 +10,69 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from pyssd._core import NgramIndex, Session
+from pyssd._core import NgramIndex, RecycleTable, Session
+from pyssd.choice import Costs
 from pyssd.config import Mode, SpecConfig
-from pyssd.controller import Controller, Measured
-from pyssd.engine import DraftPlan
+from pyssd.controller import Controller
+from pyssd.engine import DraftPlan, Forced
 from pyssd.errors import Cancelled, PyssdError
+from pyssd.propose.skip import SkipArm
 from pyssd.select import find_skip_set
+from pyssd.select.pricing import HeadTrim, possible_speedup
 from pyssd.skipset import Block, SkipSet
 
 _MIN_WANTED = 32  # a request for fewer tokens cannot win back the seconds of a search
 _MAX_INDEXED = 1 << 16  # tokens to copy from; an index of this size takes 4 MB
+_FREE_SPEEDUP = 1.1  # of free drafts, before anything is known
+_SEARCH_GAIN = 1.03  # over what is reached without, for a search to pay
 _LOG = logging.getLogger("pyssd")
 
 SkipSetLike = SkipSet | str | Path | Mapping[str, object]
 
 
 class Planner:
-    """Chooses a DraftPlan for each generation, and remembers sets and rates between them.
+    """Chooses a DraftPlan for each generation, and remembers sets, costs, rates and tokens between them.
 
     Args:
         session: The object's session.
         blocks: The model's blocks; empty where the session refuses speculation.
+        costs: What rounds cost; corrected as they run.
         speculative: The object's option, already checked.
         skip_set: The object's option, already checked against the blocks; None = search for one.
-        head_rows_limit: Size of the vocabulary; a larger head_rows means all rows.
+        n_vocab: Rows of the LM head.
         n_ctx: Cells of the context.
+        can_trim: Whether the LM head may be trimmed; with a LoRA it may not.
+
+    Attributes:
+        forced: Replaces all means of drafting while it is set (see Forced).
     """
 
     def __init__(
         self,
         session: Session,
         blocks: Sequence[Block],
+        costs: Costs,
         speculative: object,
         skip_set: SkipSet | None,
-        head_rows_limit: int,
+        n_vocab: int,
         n_ctx: int,
+        *,
+        can_trim: bool = True,
     ) -> None:
+        self._can_trim = can_trim
+        self.forced: Forced | None = None
         self._session = session
         self._blocks = blocks
         self._speculative = speculative
         self._skip_set = skip_set
-        self._head_rows_limit = head_rows_limit
         self._found: SkipSet | None = None
+        self._n_vocab = n_vocab
         self._n_ctx = n_ctx
         self._index: NgramIndex | None = None
-        self._measured = Measured()
-        self._controllers: dict[tuple[str, bool], Controller] = {}
-        self._plain_controller = Controller(always=False, shared=self._measured)
+        self._table: RecycleTable | None = None
+        self._head = HeadTrim(n_vocab)
+        self._arms: dict[str, SkipArm] = {}
+        self.controller = Controller(costs)
 
     def plan(
         self,
@@ -81,39 +96,90 @@ class Planner:
         """
         mode, config = self.mode(speculative, skip_set)
         if mode == "off":
-            return DraftPlan.plain(self._plain_controller, "plain decoding: speculative is off")
+            return self._plain("speculative is off")
         refusal = self._session.refusal
         if refusal is not None:
-            return DraftPlan.plain(self._plain_controller, f"plain decoding: {refusal}")
-        chosen, origin = None, ""
+            return self._plain(refusal)
+        if self.forced is not None:
+            return DraftPlan(self.controller, config, "forced outcomes", forced=self.forced)
+        given: SkipSet | None = None
         if "skip" in config.proposers:
-            chosen = self._skip_set if skip_set is None else read_skip_set(skip_set, self._blocks)
-        always = mode == "on" or chosen is not None
-        if chosen is not None:
-            origin = f"the given skip set ({chosen})"
-        elif "skip" in config.proposers:
-            is_short = wanted is not None and wanted < _MIN_WANTED
-            if self._found is None and not always and is_short:
-                origin = f"no skip set: {wanted} tokens are too few to look for one"
-            else:
-                chosen, origin = self._search(tokens)
+            given = self._skip_set if skip_set is None else read_skip_set(skip_set, self._blocks)
+        always = mode == "on" or given is not None
+        chosen, origin = given, f"the given skip set ({given})"
+        if given is None:
+            chosen, origin = self._look_for(tokens, config, wanted, always=always)
         copies = "ngram" in config.proposers
-        if chosen is None and not copies:
-            return DraftPlan.plain(self._plain_controller, f"plain decoding: {origin}")
-        text = "" if chosen is None else str(chosen)
-        key = (text, always)
-        if key not in self._controllers:
-            self._controllers[key] = Controller(always=always, shared=self._measured)
-        if config.head_rows >= self._head_rows_limit:
-            config = dataclasses.replace(config, head_rows=0)
-        return DraftPlan(
-            None if chosen is None else chosen.bits(self._blocks),
-            text,
-            config,
-            self._controllers[key],
-            ", ".join(filter(None, ("copies from the context" if copies else "", origin))),
-            self._ngram_index() if copies else None,
+        # a given set drafts wherever nothing can be copied: that is what was asked for
+        recycles = "recycle" in config.proposers and given is None
+        if chosen is None and not copies and not recycles:
+            return self._plain(origin)
+        means = (
+            "copies from the context" if copies else "",
+            "recycles what the model ranked highest before" if recycles else "",
+            origin,
         )
+        return DraftPlan(
+            self.controller,
+            config,
+            ", ".join(filter(None, means)),
+            skip=None if chosen is None else self._arm(chosen, config),
+            index=self._ngram_index() if copies else None,
+            table=self._recycle_table() if recycles else None,
+            always=always,
+        )
+
+    def learn(self, tokens: npt.NDArray[np.int32]) -> None:
+        """Note int32 [n] tokens that the target emitted: they say how much of the LM head drafting needs."""
+        self._head.learn(tokens)
+
+    def forget_drafts(self) -> None:
+        """Forget tokens to copy and to recycle; what rounds cost and what skip sets gave is kept."""
+        self._index = None
+        if self._table is not None:
+            self._table.clear()
+
+    def _plain(self, reason: str) -> DraftPlan:
+        return DraftPlan(self.controller, SpecConfig(), f"plain decoding: {reason}")
+
+    def _arm(self, chosen: SkipSet, config: SpecConfig) -> SkipArm:
+        text = str(chosen)
+        if text not in self._arms:
+            self._arms[text] = SkipArm(chosen.bits(self._blocks), text)
+        arm = self._arms[text]
+        if config.head_rows is None and self._can_trim:
+            arm.head_rows = self._head.choose(self.controller.costs, arm, self._session.n_past)
+        else:
+            rows = config.head_rows or 0
+            arm.head_rows = rows if rows < self._n_vocab else 0
+        return arm
+
+    def _look_for(
+        self,
+        tokens: npt.NDArray[np.int32],
+        config: SpecConfig,
+        wanted: int | None,
+        *,
+        always: bool,
+    ) -> tuple[SkipSet | None, str]:
+        """Find a skip set if one could pay for the search; returns it and where it is from, or why there is none."""
+        if "skip" not in config.proposers:
+            return None, ""
+        if self._found is not None or always or config.selector is not None:
+            return self._search(tokens)
+        if wanted is not None and wanted < _MIN_WANTED:
+            return None, f"no skip set: {wanted} tokens are too few to look for one"
+        n_past = self._session.n_past
+        possible = possible_speedup(self.controller.costs.units(n_past))
+        reached = self.controller.rate(n_past)
+        if len(config.proposers) > 1:
+            reached = max(reached, _FREE_SPEEDUP)
+        if possible < _SEARCH_GAIN * reached:
+            return None, (
+                f"no skip set: at the measured costs one could give {possible:.2f}x at best, "
+                f"and {reached:.2f}x is expected without"
+            )
+        return self._search(tokens)
 
     def mode(self, speculative: object, skip_set: object) -> tuple[Mode, SpecConfig]:
         """Resolve the call's and the object's speculative option; a call's skip set alone switches drafting on."""
@@ -127,6 +193,11 @@ class Planner:
         if self._index is None:
             self._index = NgramIndex(min(self._n_ctx, _MAX_INDEXED))
         return self._index
+
+    def _recycle_table(self) -> RecycleTable:
+        if self._table is None:
+            self._table = RecycleTable(self._n_vocab)
+        return self._table
 
     def _search(self, tokens: npt.NDArray[np.int32]) -> tuple[SkipSet | None, str]:
         """Find a skip set, or say why there is none."""

@@ -17,16 +17,19 @@ class SpecStats:
         accepted: drafted tokens that the target emitted.
         emitted: tokens handed out, those of plain decoding included.
         accepted_per_pos: accepted tokens at each position of a draft.
-        accepted_by: accepted tokens by the means that drafted them ("ngram", "skip").
-        rounds_by: rounds by what was tried in them ("plain", "ngram", "skip"; empty drafts count).
+        accepted_by: accepted tokens by the arm that drafted them ("ngram", "recycle", "skip", "ngram+skip").
+        rounds_by: rounds by what was tried in them, "plain" included; empty drafts count.
         prompt_tokens: tokens of the prompt that were evaluated (reused prefixes are not).
         prefill_seconds: time for those.
         decode_seconds: time for everything after; draft and verify are parts of it.
         draft_seconds: time spent drafting.
         verify_seconds: time spent verifying.
+        controller_seconds: time spent choosing, on free drafts and on learning from rounds.
         graphs_built: graphs that the contexts built.
         skip_set: the skip set in use, as text.
         reason: what was used and why, one sentence.
+        decision: what the controller chose and why, in words; a part of the reason.
+        prediction_error: median of abs(predicted / measured seconds - 1) over the latest rounds, by arm.
         speedup: estimated time of plain decoding / decode_seconds; None if unknown.
     """
 
@@ -42,9 +45,12 @@ class SpecStats:
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+    controller_seconds: float = 0.0
     graphs_built: int = 0
     skip_set: str = ""
     reason: str = ""
+    decision: str = ""
+    prediction_error: dict[str, float] = field(default_factory=dict)
     speedup: float | None = None
 
     @property
@@ -62,13 +68,21 @@ class SpecStats:
         """emitted / decode_seconds; 0 before anything was decoded."""
         return self.emitted / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
+    @property
+    def share(self) -> dict[str, float]:
+        """Share of rounds by arm, largest first."""
+        n = sum(self.rounds_by.values())
+        ranked = sorted(self.rounds_by.items(), key=lambda item: -item[1])
+        return {arm: count / n for arm, count in ranked} if n else {}
+
     def as_dict(self) -> dict[str, Any]:
         """Return fields and rates as one flat dict of JSON values (copies, not views)."""
         result: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
         result["accepted_per_pos"] = list(self.accepted_per_pos)
         result["accepted_by"] = dict(self.accepted_by)
         result["rounds_by"] = dict(self.rounds_by)
-        for name in ("acceptance_rate", "mean_acceptance_len", "tokens_per_second"):
+        result["prediction_error"] = dict(self.prediction_error)
+        for name in ("acceptance_rate", "mean_acceptance_len", "tokens_per_second", "share"):
             result[name] = getattr(self, name)
         return result
 
@@ -77,7 +91,10 @@ class SpecStats:
         if not isinstance(other, SpecStats):
             return NotImplemented
         total = SpecStats(
-            skip_set=other.skip_set or self.skip_set, reason=other.reason or self.reason
+            skip_set=other.skip_set or self.skip_set,
+            reason=other.reason or self.reason,
+            decision=other.decision or self.decision,
+            prediction_error=dict(other.prediction_error or self.prediction_error),
         )
         for name in _SUMMED:
             setattr(total, name, getattr(self, name) + getattr(other, name))
@@ -117,6 +134,7 @@ _SUMMED = (
     "decode_seconds",
     "draft_seconds",
     "verify_seconds",
+    "controller_seconds",
     "graphs_built",
 )
 

@@ -47,6 +47,7 @@ def test_wrong_types_are_type_errors(value: object) -> None:
         {"coupling": "none"},
         {"head_rows": -256},
         {"head_rows": 100},
+        {"min_confidence": 1.5},
     ],
 )
 def test_values_out_of_range_are_value_errors(value: object) -> None:
@@ -55,7 +56,7 @@ def test_values_out_of_range_are_value_errors(value: object) -> None:
 
 
 def test_config_is_a_value() -> None:
-    config = SpecConfig(min_confidence=1, proposers=["ngram", "skip"])  # type: ignore[arg-type]
+    config = SpecConfig(min_confidence=1, proposers=["ngram", "recycle", "skip"])  # type: ignore[arg-type]
     assert hash(config) == hash(SpecConfig(min_confidence=1.0))
     with pytest.raises(AttributeError):
         config.always = True  # type: ignore[misc]

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from fake_rounds import FakeCosts
 
 from pyssd._core import NgramIndex
+from pyssd.choice import Choice
 from pyssd.config import SpecConfig
 from pyssd.controller import Controller
-from pyssd.engine import DraftPlan, Engine
-from pyssd.propose import Draft
+from pyssd.engine import DraftPlan, Engine, Round
+from pyssd.propose.skip import SkipArm
 from pyssd.select import find_skip_set
 from pyssd.select.sweep import every_third_ffn
 from pyssd.skipset import Block, SkipSet
@@ -27,6 +29,7 @@ class FakeSession:
     def __init__(self, n_past: int = 0) -> None:
         self.n_past = n_past
         self.widths: list[int] = []
+        self.n_steps = 0
 
     def counters(self) -> dict[str, float]:
         return {"draft_seconds": 0.0, "verify_seconds": 0.0}
@@ -40,7 +43,14 @@ class FakeSession:
     def max_draft(self, n_ctx: int) -> int:
         return min(63, n_ctx - self.n_past - 1)
 
-    def draft(self, chain: int, last: int, max_len: int, confidence: float) -> Any:
+    @property
+    def draft_steps(self) -> int:
+        return self.n_steps
+
+    def draft(
+        self, chain: int, last: int, max_len: int, confidence: float, rule: Any, prefix: Any
+    ) -> Any:
+        self.n_steps += max_len
         return np.full(max_len, 7, np.int32), np.ones(max_len, np.float32)
 
     def verify(self, chain: int, last: int, draft: npt.NDArray[np.int32]) -> Any:
@@ -56,7 +66,13 @@ class FakeSession:
 
 def plan_of(**fields: Any) -> DraftPlan:
     config = SpecConfig(**{"max_draft_len": 4, **fields})
-    return DraftPlan(np.ones(2, np.uint8), "f:1", config, Controller(always=True), "test")
+    arm = SkipArm(np.ones(2, np.uint8), "f:1")
+    return DraftPlan(Controller(FakeCosts(1.2)), config, "test", skip=arm, always=True)
+
+
+def free_round(arm: str, tokens: list[int]) -> Round:
+    choice = Choice(arm, length=len(tokens), width=len(tokens) + 1, seconds=1.0)
+    return Round(choice, np.array(tokens, np.int32), len(tokens), len(tokens), (), 0, 0.0, 1.0)
 
 
 def run_engine(session: FakeSession, plan: DraftPlan, n_ctx: int, wanted: int | None) -> list[int]:
@@ -72,7 +88,7 @@ def run_engine(session: FakeSession, plan: DraftPlan, n_ctx: int, wanted: int | 
 
 @pytest.mark.parametrize("n_ctx", [1, 2, 3, 7, 20, 64])
 def test_rounds_end_with_the_context_at_the_same_token_as_plain(n_ctx: int) -> None:
-    plain = DraftPlan.plain(Controller(always=False), "off")
+    plain = DraftPlan(Controller(FakeCosts(1.2)), SpecConfig(), "off")
     expected = run_engine(FakeSession(), plain, n_ctx, None)
     assert len(expected) == n_ctx
     assert run_engine(FakeSession(), plan_of(), n_ctx, None) == expected
@@ -100,10 +116,10 @@ def test_acceptance_is_counted_by_position() -> None:
     assert stats.accepted_per_pos == [3, 3, 3, 3]
     assert stats.accepted_by == {"skip": 12}
     assert stats.rounds_by == {"skip": 3}
-    draft = Draft(np.array([7, 7, 2], np.int32), "ngram", np.ones(3, np.float32))
-    engine.accept(draft, [7, 7, 2], 0.0, 0.0)  # the draft ended the text
+    turn = free_round("ngram", [7, 7, 2])
+    engine.accept(turn, np.array([7, 7, 2], np.int32), 1.0)  # the draft ended the text
     assert stats.accepted == 15
-    engine.accept(draft, [7, 8], 0.0, 0.0)
+    engine.accept(turn, np.array([7, 8], np.int32), 1.0)
     assert stats.accepted == 16
     assert stats.accepted_by == {"skip": 12, "ngram": 4}
 
@@ -113,8 +129,11 @@ class CyclicSession(FakeSession):
 
     clock = 0.0
 
-    def draft(self, chain: int, last: int, max_len: int, confidence: float) -> Any:
+    def draft(
+        self, chain: int, last: int, max_len: int, confidence: float, rule: Any, prefix: Any
+    ) -> Any:
         self.clock += 0.5 * max_len
+        self.n_steps += max_len
         return np.full(max_len, 9, np.int32), np.ones(max_len, np.float32)
 
     def verify(self, chain: int, last: int, draft: npt.NDArray[np.int32]) -> Any:
@@ -135,12 +154,12 @@ def test_copies_where_something_matches_and_skips_elsewhere(
     with_skip: bool, always: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = DraftPlan(
-        np.ones(2, np.uint8) if with_skip else None,
-        "f:1" if with_skip else "",
-        SpecConfig(),
-        Controller(always=always),
+        Controller(FakeCosts(1.3, c=0.5)),
+        SpecConfig(max_ngram_len=15, max_draft_len=4),
         "test",
-        NgramIndex(1000),
+        skip=SkipArm(np.ones(2, np.uint8), "f:1") if with_skip else None,
+        index=NgramIndex(1000),
+        always=always,
     )
     session = CyclicSession(n_past=1)
     monkeypatch.setattr(time, "perf_counter", lambda: session.clock)
@@ -162,7 +181,7 @@ def test_copies_where_something_matches_and_skips_elsewhere(
     if always:
         assert ("skip" in stats.rounds_by) == with_skip
     else:
-        assert stats.rounds_by["plain"] > 1
+        assert stats.rounds_by["plain"] >= 1
         assert stats.speedup is not None
         assert stats.speedup > 3.0
     assert session.clock < 80.0
@@ -170,14 +189,14 @@ def test_copies_where_something_matches_and_skips_elsewhere(
 
 def test_engine_copies_across_turns() -> None:
     index = NgramIndex(1000)
-    plan = DraftPlan(None, "", SpecConfig(), Controller(always=False), "test", index)
+    plan = DraftPlan(Controller(FakeCosts(1.3)), SpecConfig(), "test", index=index)
     prompt = np.arange(100, 120, dtype=np.int32)
     for turn in range(2):
         engine = Engine(CyclicSession(n_past=20), 1000, plan, 30)  # type: ignore[arg-type]
         engine.start(prompt, 26)
         rounds = engine.rounds(0, 26)
-        draft = engine.draft(0, 26)
-        assert (draft.source, len(draft.tokens)) == ("plain", 0), turn
+        first = engine.draft(0, 26)
+        assert (first.choice.arm, len(first.tokens)) == ("plain", 0), turn
         output = [26]
         while len(output) < 30:
             output += next(rounds)

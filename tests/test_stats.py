@@ -21,6 +21,9 @@ stats_values = st.builds(
     decode_seconds=st.sampled_from([0.0, 1.0, 2.0]),
     speedup=st.none() | st.sampled_from([0.5, 1.0, 2.0]),
     reason=st.sampled_from(["", "plain was faster"]),
+    rounds_by=st.dictionaries(st.sampled_from(["plain", "recycle", "ngram"]), counts),
+    prediction_error=st.dictionaries(st.sampled_from(["plain", "skip"]), st.sampled_from([0.1])),
+    decision=st.sampled_from(["", "copied"]),
 )
 
 
@@ -49,6 +52,13 @@ def test_sum_keeps_the_latest_words() -> None:
     first, second = SpecStats(reason="a", skip_set="f:1"), SpecStats(reason="b")
     assert (first + second).reason == "b"
     assert (first + second).skip_set == "f:1"
+
+
+@given(stats_values)
+def test_shares_add_up_and_the_largest_comes_first(stats: SpecStats) -> None:
+    shares = list(stats.share.values())
+    assert sum(shares) == pytest.approx(1.0 if sum(stats.rounds_by.values()) else 0.0)
+    assert shares == sorted(shares, reverse=True)
 
 
 @given(stats_values, stats_values)

@@ -13,12 +13,15 @@ DEFAULT_N_CTX = 4096
 DEFAULT_MAX_TOKENS = 512
 
 
-def add_model(parser: argparse.ArgumentParser, *, n_ctx: int = DEFAULT_N_CTX) -> None:
+def add_model(
+    parser: argparse.ArgumentParser, *, n_ctx: int = DEFAULT_N_CTX, json_line: bool = True
+) -> None:
     """Add MODEL and the options of loading it.
 
     Args:
         parser: the command's parser.
         n_ctx: default of --n-ctx.
+        json_line: add --json, one object on stdout.
     """
     parser.add_argument(
         "model", metavar="MODEL", help="a .gguf file, or the name of a fetched or installed model"
@@ -26,13 +29,13 @@ def add_model(parser: argparse.ArgumentParser, *, n_ctx: int = DEFAULT_N_CTX) ->
     group = parser.add_argument_group("loading")
     group.add_argument(
         "--n-ctx",
-        type=_positive,
+        type=positive,
         default=n_ctx,
         metavar="N",
         help="context in tokens (default: %(default)s)",
     )
     group.add_argument(
-        "--threads", type=_positive, metavar="N", help="CPU threads (default: physical cores)"
+        "--threads", type=positive, metavar="N", help="CPU threads (default: physical cores)"
     )
     group.add_argument(
         "--gpu-layers",
@@ -47,9 +50,10 @@ def add_model(parser: argparse.ArgumentParser, *, n_ctx: int = DEFAULT_N_CTX) ->
         action=argparse.BooleanOptionalAction,
         help="kernels that give the same text with and without speculation, token for token",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object and nothing else"
-    )
+    if json_line:
+        parser.add_argument(
+            "--json", action="store_true", help="print one JSON object and nothing else"
+        )
     parser.add_argument(
         "--verbose", action="store_true", help="show llama.cpp's log, and errors in full"
     )
@@ -115,6 +119,7 @@ def load(args: argparse.Namespace) -> Llama:
     from pyssd.llama import Llama
 
     optional = {"n_threads": args.threads, "lora_path": args.lora, "exact": args.exact}
+    optional["kernels"] = getattr(args, "kernels", None)
     settings |= {name: value for name, value in optional.items() if value is not None}
     return Llama(
         str(path), n_ctx=args.n_ctx, n_gpu_layers=args.gpu_layers, verbose=args.verbose, **settings
@@ -153,7 +158,8 @@ def _speculation(args: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Read a number above 0 from the command line."""
     value = int(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{value} is not positive")
