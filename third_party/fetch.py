@@ -41,7 +41,15 @@ BUILD_PARTS = (
     "tools/rpc/",
     "vendor/",
 )
-TOOL_PARTS = ("app/", "common/", "examples/", "pocs/", "tests/", "tools/")
+TOOL_PARTS = (
+    "app/",
+    "common/",
+    "examples/",
+    "pocs/",
+    "scripts/ui-assets.cmake",  # the server's build runs it, also to leave its pages out
+    "tests/",
+    "tools/",
+)
 
 
 class EditLike(Protocol):

@@ -1,4 +1,4 @@
-"""The command line: ``pyssd run | chat | info | check``, one module per command.
+"""The command line: ``pyssd run | chat | info | check | bench``, one module per command.
 
 Nothing here imports llama_cpp before a command really runs, so that ``--help`` and mistakes in options are answered at once.
 Exit status: 0, 1 (a check failed or the reader of the output went away), 2 (an error, one sentence on stderr), 130 (Ctrl-C).
@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from pyssd.cli import chat, check, info, run
+from pyssd.cli import bench, chat, check, info, run
 from pyssd.cli.output import write_json
 from pyssd.errors import PyssdError
 
-_COMMANDS = (run, chat, info, check)
+_COMMANDS = (run, chat, info, check, bench)
 
 
 class _Parser(argparse.ArgumentParser):
