@@ -49,8 +49,13 @@ class Session:
     thread raises BusyError; cancel() may come from any thread.
     """
 
-    def __init__(self, ctx: int, *, exact: bool = False, invariant: bool = False) -> None:
-        """exact: ggml-cpu's reference mode; invariant: the attention of pyssd's CPU kernels."""
+    def __init__(
+        self, ctx: int, *, exact: bool = False, invariant: bool = False, single_rows: bool = False
+    ) -> None:
+        """exact: ggml-cpu's reference mode; invariant: the attention of pyssd's CPU kernels.
+
+        single_rows: in verify, upstream's CPU kernels compute each row as they compute a row alone.
+        """
     def close(self) -> None:
         """Free the borrowers. Idempotent; must precede llama_free(ctx)."""
 
@@ -296,7 +301,7 @@ class RecycleTable:
         """Judge the last draft by what the target emitted, whether the draft was proposed or not."""
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all entries; how often drafts were right is kept."""
 
     def copy(self) -> RecycleTable: ...
     @property

@@ -134,8 +134,9 @@ class Planner:
         self._head.learn(tokens)
 
     def forget_drafts(self) -> None:
-        """Forget tokens to copy and to recycle; what rounds cost and what skip sets gave is kept."""
-        self._index = None
+        """Forget tokens to copy and to recycle; what rounds cost and how often drafts were right is kept."""
+        if self._index is not None:
+            self._index.rewind(0)
         if self._table is not None:
             self._table.clear()
 

@@ -8,7 +8,7 @@
 namespace pyssd {
 
 static constexpr int32_t MAX_STEPS = 64; // along a chain of links: a crowded bucket must not cost time
-static constexpr double DECAY = 0.95;    // about twenty trials of a kind count
+static constexpr double DECAY = 0.98;    // about fifty trials of a kind count
 static constexpr double PRIOR_TRIALS = 3.0;
 
 // chances before anything is known, by class of length; several that agree are a better sign than one, a split vote is
@@ -78,6 +78,7 @@ void ngram_index::extend(const int32_t * ids, int32_t n) {
     const int32_t n_known = std::min(n, (int32_t) last.tokens.size());
     for (int32_t i = 0; i < n_known; i++) {
         const bool is_hit = ids[i] == last.tokens[i];
+        bias.add(chance_of(last_cells[i]), is_hit);
         outcome & o = outcomes[last_cells[i]];
         o.hits = o.hits * DECAY + (is_hit ? 1.0 : 0.0);
         o.trials = o.trials * DECAY + 1.0;
@@ -122,6 +123,9 @@ void ngram_index::rewind(int32_t n) {
 int32_t ngram_index::sync(const int32_t * ids, int32_t n) {
     const int32_t limit = std::min(n, size());
     const auto shared = (int32_t) (std::mismatch(ids, ids + limit, tokens.begin()).first - ids);
+    if (shared < size()) {
+        bias.fade();
+    }
     rewind(shared);
     append(ids + shared, n - shared);
     return shared;
@@ -203,7 +207,7 @@ const ngram_draft & ngram_index::draft(int32_t max_len) {
         found.erase(std::remove_if(found.begin(), found.end(), [&](int32_t pos) { return next(pos) != id; }),
                     found.end());
         last.tokens.push_back(id);
-        last.chances.push_back(chance_of(cell));
+        last.chances.push_back(bias.corrected(chance_of(cell)));
         last_cells.push_back(cell);
     }
     return last;

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "bias.h"
+
 namespace pyssd {
 
 struct ngram_draft {
@@ -77,6 +79,7 @@ private:
     ngram_draft last;
     std::vector<int32_t> last_cells; // of outcomes, one a token of the last draft
     std::vector<outcome> outcomes;   // [N_CLASSES, N_VOTES]
+    chance_bias bias;
 };
 
 } // namespace pyssd

@@ -8,7 +8,7 @@
 
 namespace pyssd {
 
-static constexpr double DECAY = 0.95; // about twenty trials of a kind count
+static constexpr double DECAY = 0.98; // about fifty trials of a kind count
 static constexpr double PRIOR_TRIALS = 8.0;
 
 // odds before anything is known, found in a replay of 42 prompts on a 1.5B: of an entry that was never found again, by
@@ -22,6 +22,7 @@ recycle_table::recycle_table(int32_t n_vocab) : n_vocab(n_vocab) {
         throw error(error_kind::ARGUMENT,
                     "a recycling table for " + std::to_string(n_vocab) + " tokens; pass the size of the vocabulary");
     }
+    outcomes.assign(N_CELLS, {});
     clear();
 }
 
@@ -29,7 +30,6 @@ void recycle_table::clear() {
     n_texts = 0;
     singles.assign(n_vocab, {});
     pairs.assign(N_PAIRS, {});
-    outcomes.assign(N_CELLS, {});
     drop_draft();
 }
 
@@ -90,6 +90,7 @@ void recycle_table::learn_one(int32_t before, int32_t token, int32_t top, bool i
 
 void recycle_table::begin(const int32_t * tokens, int32_t n) {
     drop_draft();
+    bias.fade();
     n_texts++;
     // a long text must neither take time nor drive out all that rows have told
     for (int32_t i = std::max(0, n - 1 - N_PAIRS / N_WAYS); i + 1 < n; i++) {
@@ -138,7 +139,7 @@ const recycle_draft & recycle_table::draft(int32_t before, int32_t token, int32_
         }
         const int32_t cell = cell_of(single, pair);
         last.tokens.push_back(id);
-        last.chances.push_back(chance_of(cell));
+        last.chances.push_back(bias.corrected(chance_of(cell)));
         last_cells.push_back(cell);
         before = token;
         token = id;
@@ -150,6 +151,7 @@ void recycle_table::extend(const int32_t * ids, int32_t n) {
     const int32_t n_known = std::min(n, (int32_t) last.tokens.size());
     for (int32_t i = 0; i < n_known; i++) {
         const bool is_hit = ids[i] == last.tokens[i];
+        bias.add(chance_of(last_cells[i]), is_hit);
         outcome & o = outcomes[last_cells[i]];
         o.hits = o.hits * DECAY + (is_hit ? 1.0 : 0.0);
         o.trials = o.trials * DECAY + 1.0;

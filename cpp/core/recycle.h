@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "bias.h"
+
 namespace pyssd {
 
 struct recycle_draft {
@@ -39,7 +41,7 @@ public:
     // tokens that the target emitted: they say which tokens of the last draft were right, proposed or not
     void extend(const int32_t * ids, int32_t n);
 
-    // as new
+    // forget all entries; how often drafts were right is kept
     void clear();
 
     size_t nbytes() const;
@@ -86,6 +88,7 @@ private:
     recycle_draft last;
     std::vector<int32_t> last_cells; // of outcomes, one a token of the last draft
     std::vector<outcome> outcomes;   // [N_CELLS]
+    chance_bias bias;
 };
 
 } // namespace pyssd

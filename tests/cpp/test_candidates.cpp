@@ -27,6 +27,30 @@ static double exact_probability(const std::vector<float> & logits, int id) {
     return std::exp(logits[id] - max) / sum;
 }
 
+static void test_argmax() {
+    for (const int n : {1, 15, 17, 4095, 4096, 4097, 50000}) {
+        for (int seed = 0; seed < 20; seed++) {
+            auto logits = random_logits(n, 3.0f, seed);
+            for (float & logit : logits) {
+                logit = seed % 2 ? std::round(logit) : logit; // many ties: the lowest id counts
+            }
+            const int top = (int) (std::max_element(logits.begin(), logits.end()) - logits.begin());
+            CHECK(pyssd::row_argmax(logits.data(), n) == top);
+            if (top > 0) {
+                logits[0] = NAN;
+                logits[top / 2] = -INFINITY;
+            }
+            CHECK(pyssd::row_argmax(logits.data(), n) == pyssd::row_stats_of(logits.data(), n).argmax);
+        }
+        const std::vector<float> none(n, -INFINITY);
+        CHECK(pyssd::row_argmax(none.data(), n) == -1);
+        const std::vector<float> broken(n, NAN);
+        CHECK(pyssd::row_argmax(broken.data(), n) == -1);
+    }
+    const std::vector<float> infinite = {0.0f, INFINITY, INFINITY};
+    CHECK(pyssd::row_argmax(infinite.data(), 3) == 1);
+}
+
 static void test_stats() {
     for (const int n : {1, 15, 16, 17, 1000, 50000}) {
         for (const float scale : {0.1f, 3.0f, 10.0f}) {
@@ -117,6 +141,7 @@ static void test_compact() {
 
 int main() {
     test_stats();
+    test_argmax();
     test_all();
     test_near_max();
     test_narrow();

@@ -191,10 +191,10 @@ static void test_clear_and_copy() {
     CHECK(table.draft(1, 2, 2).tokens.empty());
     CHECK(copy.draft(1, 2, 1).tokens == tokens_t{8});
     learn(table, 1, {2, 3}, {3, 4});
+    CHECK(table.draft(1, 2, 2).chances == before.chances); // how often drafts were right is kept
     recycle_table fresh(100);
     learn(fresh, 1, {2, 3}, {3, 4});
-    CHECK(table.draft(1, 2, 2).chances == fresh.draft(1, 2, 2).chances); // what came true is forgotten as well
-    CHECK(table.draft(1, 2, 1).chances[0] > before.chances[0]);
+    CHECK(fresh.draft(1, 2, 1).chances[0] > before.chances[0]);
 }
 
 // signs that a draft is good raise its chance before anything is known
@@ -234,9 +234,7 @@ static void test_chances_converge() {
             }
             extend(table, {uniform(rng) < rate ? 3 : 4});
         }
-        // eight trials of the prior remain among 28
-        const double prior = 0.51 * 1.5 / (1.0 + 0.51 * 1.5);
-        CHECK(std::abs(sum / n - (20.0 * rate + 8.0 * prior) / 28.0) < 0.02);
+        CHECK(std::abs(sum / n - rate) < 0.04);
     }
 }
 
@@ -248,11 +246,14 @@ static void test_only_what_was_drafted_counts() {
     CHECK(before.size() == 2);
     extend(table, {9, 4}); // what follows the first wrong token is no evidence
     const std::vector<float> after = table.draft(1, 2, 2).chances;
-    CHECK(after[0] < before[0] && after[1] == before[1]);
+    // the second kind falls with the text only, as one that is hard to guess, the first one with its own miss as well
+    CHECK(after[0] / before[0] < 0.97f * after[1] / before[1] && after[1] <= before[1]);
     extend(table, {3});
+    recycle_table copy(table);
     extend(table, {3}); // judged once
     const std::vector<float> later = table.draft(1, 2, 2).chances;
-    CHECK(later[0] > after[0] && later[1] == before[1]);
+    CHECK(later == copy.draft(1, 2, 2).chances);
+    CHECK(later[0] / after[0] > 1.01f * later[1] / after[1]);
     begin(table, {50, 51}); // a new text: the draft was for the old one
     extend(table, {9});
     table.draft(1, 2, 2);
