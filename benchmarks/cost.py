@@ -8,7 +8,7 @@
 4. Memory: bytes that the draft context adds, rows of logits that the target reserves.
 5. CostModel: verify passes of many widths and draft steps under many plans at two context lengths, against what the model
    measured at load predicts; seconds of that measurement, and of reading it from the cost cache. Medians of the absolute
-   error are what counts; nothing that is predicted was measured for the prediction but a few of the widths.
+   error are what counts. As in a generation, the model observes plain passes right before it predicts.
 
     python benchmarks/cost.py [--model NAME] [--peers build/peers/bin] [--rounds 5]
     python benchmarks/cost.py --only-costs [--models NAME ...]     replaces part 5 of the results
@@ -209,30 +209,40 @@ def predictions_at(llm: Any, costs: Any, text: Any, n_past: int, repeats: int) -
         skip = np.asarray([rng.random() < place / 10 for _ in range(n_blocks)], np.uint8)
         plans[f"random {place / 10}"] = (skip, n_vocab // 8 // 256 * 256 if place % 2 else 0)
     widths = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 32, 48)
-    times: dict[str, list[float]] = {}
-    predicted = {f"V({width})": costs.table(n_past)[width] for width in widths}
-    predicted |= {
-        name: costs.draft_seconds(skip, n_past, rows) for name, (skip, rows) in plans.items()
-    }
+    seen: dict[str, list[tuple[float, float]]] = {}  # predicted, measured
+
+    def observe_plain() -> None:
+        for number in range(4):
+            started = time.perf_counter()
+            session.verify(0, last, text[:0])
+            spent = time.perf_counter() - started
+            session.rewind(n_past)
+            if number:  # the first pass builds its graph
+                costs.observe_verify(1, n_past, spent, switched=False)
+
     for _ in range(repeats):
         for width in widths:
+            observe_plain()
+            predicted = costs.table(n_past)[width]
             draft = (text[n_past + 1 : n_past + width] + 1) % n_vocab
             for number in range(3):
                 started = time.perf_counter()
                 session.verify(0, last, draft)
                 spent = time.perf_counter() - started
                 session.rewind(n_past)
-                if number:  # the first pass builds its graph
-                    times.setdefault(f"V({width})", []).append(spent)
+                if number:
+                    seen.setdefault(f"V({width})", []).append((predicted, spent))
         for name, (skip, rows) in plans.items():
             session.set_skip(skip, rows)
             session.draft(0, last, 1)
+            observe_plain()
+            predicted = costs.draft_seconds(skip, n_past, rows)
             steps, started = session.draft_steps, time.perf_counter()
             session.draft(0, last, STEPS)
             spent = time.perf_counter() - started
-            times.setdefault(name, []).append(spent / (session.draft_steps - steps))
-    median = {name: statistics.median(values) for name, values in times.items()}
-    errors = {name: abs(predicted[name] / median[name] - 1.0) for name in median}
+            seen.setdefault(name, []).append((predicted, spent / (session.draft_steps - steps)))
+    ratio = {name: statistics.median(p / m for p, m in pairs) for name, pairs in seen.items()}
+    errors = {name: abs(value - 1.0) for name, value in ratio.items()}
     verify = [error for name, error in errors.items() if name.startswith("V(")]
     draft = [error for name, error in errors.items() if not name.startswith("V(")]
     return {
@@ -240,20 +250,13 @@ def predictions_at(llm: Any, costs: Any, text: Any, n_past: int, repeats: int) -
         "worst_error_verify": round(max(verify), 4),
         "median_error_draft": round(statistics.median(draft), 4),
         "worst_error_draft": round(max(draft), 4),
-        "median_error_ratio_to_plain": round(
-            statistics.median(
-                abs(predicted[name] / predicted["V(1)"] / (median[name] / median["V(1)"]) - 1.0)
-                for name in median
-            ),
-            4,
-        ),
         "predicted_measured_ratio": {
             name: [
-                round(1e3 * predicted[name], 3),
-                round(1e3 * median[name], 3),
-                round(predicted[name] / median[name], 3),
+                round(1e3 * statistics.median(p for p, _ in pairs), 3),
+                round(1e3 * statistics.median(m for _, m in pairs), 3),
+                round(ratio[name], 3),
             ]
-            for name in median
+            for name, pairs in seen.items()
         },
     }
 

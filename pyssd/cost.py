@@ -153,10 +153,9 @@ class CostModel:
             plain = float(self._base[1] + n_past * self._per_cell[1])
             return plain * math.exp(self._machine + self._drafts)
         seconds = self._block_seconds + n_past * self._block_per_cell
-        total = float(seconds.sum())
-        if skip is not None:
-            total -= float(seconds @ np.asarray(skip, np.float64))
-        total += self._rest + self._table.head_seconds(head_rows)
+        everything = float(seconds.sum())
+        skipped = 0.0 if skip is None else float(seconds @ np.asarray(skip, np.float64))
+        total = self._table.draft_seconds(everything - skipped, everything, head_rows)
         return total * math.exp(self._machine + self._drafts)
 
     def observe_verify(self, width: int, n_past: int, seconds: float, *, switched: bool) -> None:

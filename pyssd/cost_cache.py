@@ -24,7 +24,7 @@ from pyssd.model_file import model_files
 from pyssd.models import user_cache_dir
 from pyssd.skipset import Block
 
-_FORMAT = 1
+_FORMAT = 2
 _HEAD, _TAIL = 1 << 20, 1 << 16  # bytes of a file that its fingerprint reads
 _MAX_FILES = 256
 _LOG = logging.getLogger("pyssd")

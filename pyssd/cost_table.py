@@ -17,7 +17,9 @@ WIDTHS = np.arange(MAX_WIDTH + 1, dtype=np.float64)
 
 # what is assumed where nothing was measured, in units of a plain pass
 _GUESS_STEP = 0.1  # each further row
+_WIDE, _ROW_BEYOND = 8, 0.85  # beyond the last known width, if it is wide: part of its cost per row
 _GUESS_BLOCKS = 0.85  # all blocks together; the head and the rest of a step share what is left
+_LEAST = 0.55  # of its share of a full step: what a draft step that reads little takes at least
 _GUESS_HEAD = 0.12
 _GUESS_PER_CELL = 1e-4  # attention to each cell
 _GUESS_ROW_PER_CELL = (
@@ -110,7 +112,8 @@ class CostTable:
         switch_seconds: What a pass takes longer whose width differs from that of the pass before.
         classes: The blocks.
         head: Rows of the LM head -> seconds of it in a draft step; the largest is the whole head.
-        overhead: Seconds of a draft step that belong to neither blocks nor head; None = not measured.
+        overhead: Seconds of a draft step that belong to neither blocks nor head; None = not measured. Negative where
+            these, each measured by leaving it out, add up to more than a whole step.
         n_vocab: Rows of the whole head, 0 = unknown.
         n_ctx: Cells of the context that it was measured in.
         noisy: Passes of one width differed so much that something else was running.
@@ -134,7 +137,7 @@ class CostTable:
     def base(self) -> npt.NDArray[np.float64]:
         """Seconds by width with no cells in front, float64 [MAX_WIDTH + 1], the first entry unused.
 
-        Straight lines between known widths; beyond the last one each further row costs its share of the last.
+        Straight lines between known widths; beyond the last one each further row costs most of its share of the last.
         """
         guess = 1.0 + _GUESS_STEP * (WIDTHS - 1.0)
         if not self.verify:
@@ -143,7 +146,10 @@ class CostTable:
         first, last = widths[0], widths[-1]
         base = np.interp(WIDTHS, widths, [self.verify[width] for width in widths])
         base[:first] = self.verify[first] * guess[:first] / guess[first]
-        base[last:] = self.verify[last] * guess[last:] / guess[last]
+        beyond = guess[last:] / guess[last]
+        if last >= _WIDE:  # the weights are read again for more rows
+            beyond = 1.0 + _ROW_BEYOND * (WIDTHS[last:] - last) / last
+        base[last:] = self.verify[last] * beyond
         return base
 
     def per_cell(self) -> npt.NDArray[np.float64]:
@@ -169,6 +175,19 @@ class CostTable:
         if rows < places[0]:
             return self.head[places[0]] * rows / places[0]
         return float(np.interp(rows, places, [self.head[place] for place in places]))
+
+    def draft_seconds(self, blocks: float, all_blocks: float, head_rows: int) -> float:
+        """Seconds of a draft step.
+
+        Args:
+            blocks: Seconds of the blocks that are not left out.
+            all_blocks: Seconds of all blocks.
+            head_rows: Rows of the LM head, 0 = all.
+        """
+        read, rest = blocks + self.head_seconds(head_rows), self.rest_seconds()
+        everything = all_blocks + self.head_seconds(0)
+        share = read / everything if everything > 0.0 else 1.0
+        return max(read + rest, _LEAST * share * (everything + rest))
 
     def rest_seconds(self) -> float:
         """Seconds of a draft step that belong to neither blocks nor head."""
@@ -218,10 +237,11 @@ class CostTable:
 
     def _check(self) -> None:
         numbers = [*self.verify.values(), *self.verify_per_cell.values(), *self.head.values()]
-        numbers += [self.switch_seconds, self.overhead or 0.0]
+        numbers += [self.switch_seconds]
         numbers += [number for c in self.classes for number in (c.seconds, c.per_cell)]
         is_good = all(math.isfinite(number) and number >= 0.0 for number in numbers)
         is_good &= all(1 <= w <= MAX_WIDTH and s > 0.0 for w, s in self.verify.items())
+        is_good &= math.isfinite(self.overhead or 0.0)
         is_good &= all(c.count > 0 for c in self.classes) and bool(self.verify)
         if not is_good:
             msg = "it has entries that are no times"

@@ -7,7 +7,6 @@ all of them, and the median counts.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import statistics
@@ -19,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyssd.cost import CostModel
-from pyssd.cost_table import BlockClass, CostTable, class_key, guess_classes
+from pyssd.cost_fit import Times, fit_table, group_classes
+from pyssd.cost_table import class_key
 from pyssd.errors import Cancelled, PyssdError
 from pyssd.skipset import Block
 
@@ -27,11 +27,10 @@ _WIDTHS = (8, 4, 2, 16, 1)  # after a plain pass; most wanted first
 _MORE_WIDTHS = (9, 32)  # kernels take rows by the eight or sixteen: V has steps there
 _HEAD_SHARES = (8, 2, 4)  # parts of the vocabulary: an eighth tells the most
 _HEAD_STEP = 256  # rows of a trimmed head are a multiple of it
-_MAX_CLASSES = 8
-_CELLS, MIN_CELLS = 1024, 256  # second context length, and the shortest one that tells anything
+_MAX_GROUPS = 8  # of classes of blocks
+_CELLS, MIN_CELLS = 2048, 256  # second context length, and the shortest one that tells anything
 _MAX_CYCLES = 3
 _CYCLE_SECONDS = 0.25  # cycles are repeated while they are shorter than this together
-_NOISY = 1.4  # a third of the passes of one kind took so many times the fastest: something else was running
 _RESERVE = 0.03  # of the allowance: contexts made and freed
 _WORST_ROW = 0.7  # plain passes that a row more may cost before anything is known
 _LOG = logging.getLogger("pyssd")
@@ -98,7 +97,7 @@ def measure_costs(
             _LOG.info("a part of the costs stays a guess: %s", error)
         if not run.knows_plain:
             return CostModel(None, blocks)
-    return CostModel(run.table(), blocks)
+    return CostModel(fit_table(run.times, blocks, n_vocab, n_ctx), blocks)
 
 
 class _Run:
@@ -116,19 +115,12 @@ class _Run:
         self._session, self._blocks = session, blocks
         self._n_vocab, self._n_ctx = n_vocab, n_ctx
         self._deadline, self._clock = deadline, clock
-        self._verify: dict[int, float] = {}
-        self._per_cell: dict[int, float] = {}
-        self._switches: list[float] = []
-        self._plain: list[float] = []  # plain passes, from the beginning to the end
-        self._full: list[float] = []  # draft steps with nothing left out
-        # what is left of a draft step without a class of blocks, or with fewer rows of the head
-        self._without: dict[tuple[str, int, str], float] = {}
-        self._trimmed: dict[int, float] = {}
+        self.times = Times()
 
     @property
     def knows_plain(self) -> bool:
         """Whether a plain pass was measured; everything else is estimated from it."""
-        return 1 in self._verify
+        return 1 in self.times.verify
 
     def left(self) -> float:
         """Seconds of the allowance that are left."""
@@ -139,17 +131,17 @@ class _Run:
     def verify(self) -> None:
         # the first pass touches memory for the first time and builds a graph: it only tells what can be afforded
         seconds = self._session.time_verify(np.ones(1, np.int32)).tolist()
-        self._verify[1] = seconds[0]
+        self.times.verify[1] = seconds[0]
         if self.left() <= seconds[0]:
             return
-        self._plain += self._session.time_verify(np.ones(1, np.int32)).tolist()
-        self._verify[1] = self._plain[0]
+        self.times.plain += self._session.time_verify(np.ones(1, np.int32)).tolist()
+        self.times.verify[1] = self.times.plain[0]
         self._cycles(_WIDTHS)
 
     def more_widths(self) -> None:
         self._cycles(_MORE_WIDTHS)
-        if self.left() > 2.0 * self._verify[1]:
-            self._plain += self._session.time_verify(np.ones(2, np.int32), 0, self.left())[
+        if self.left() > 2.0 * self.times.verify[1]:
+            self.times.plain += self._session.time_verify(np.ones(2, np.int32), 0, self.left())[
                 1:
             ].tolist()
 
@@ -169,10 +161,10 @@ class _Run:
                 times = self._session.time_verify(passes, 0, self.left()).tolist()
                 samples.setdefault(width, []).append(times[-1])
                 if len(times) == 2:
-                    self._switches.append(times[0] - times[1])
-                self._verify[width] = statistics.median(samples[width])
+                    self.times.switches.append(times[0] - times[1])
+                self.times.verify[width] = statistics.median(samples[width])
                 if width == 1:
-                    self._plain.append(times[-1])
+                    self.times.plain.append(times[-1])
             if self._is_long(started, cycle):
                 break
 
@@ -183,7 +175,7 @@ class _Run:
 
     def _expect(self, width: int) -> float:
         """Seconds that a pass may take, rather too many than too few."""
-        known = self._verify
+        known = self.times.verify
         if width in known:
             return known[width]
         wider = [known[other] for other in known if other > width]
@@ -195,20 +187,15 @@ class _Run:
     # ---- draft steps
 
     def classes(self) -> None:
-        counts: dict[tuple[str, int, str], int] = {}
-        for block in self._blocks:
-            if block.kind != "mixer":
-                counts[class_key(block)] = counts.get(class_key(block), 0) + 1
-        # what weighs most first
-        keys = sorted(counts, key=lambda key: -counts[key] * key[1])[:_MAX_CLASSES]
-        plans = {
-            key: np.array([class_key(block) == key for block in self._blocks], np.uint8)
-            for key in keys
-        }
-        times = self._steps([None, *((plan, 0) for plan in plans.values())])
-        for key, part in zip(plans, times, strict=True):
+        groups = group_classes(self._blocks)[:_MAX_GROUPS]
+        plans = [
+            np.array([class_key(block) in group for block in self._blocks], np.uint8)
+            for group in groups
+        ]
+        parts = self._steps([None, *((plan, 0) for plan in plans)])
+        for group, part in zip(groups, parts, strict=True):
             if part is not None:
-                self._without[key] = part
+                self.times.without[group] = part
 
     def head(self) -> None:
         sizes = [self._n_vocab // share // _HEAD_STEP * _HEAD_STEP for share in _HEAD_SHARES]
@@ -216,7 +203,7 @@ class _Run:
         times = self._steps([None, *((None, rows) for rows in sizes)])
         for rows, part in zip(sizes, times, strict=True):
             if part is not None:
-                self._trimmed[rows] = part
+                self.times.trimmed[rows] = part
 
     def _steps(self, plans: Sequence[tuple[Bits | None, int] | None]) -> list[float | None]:
         """Draft steps under each plan but the first, which is the full one, as parts of it; None = no time for it."""
@@ -225,7 +212,7 @@ class _Run:
         for cycle in range(_MAX_CYCLES):
             full: float | None = None
             for place, plan in enumerate(plans):
-                expected = self._full[-1] if self._full else self._verify[1]
+                expected = self.times.full[-1] if self.times.full else self.times.verify[1]
                 if self.left() < 2.5 * expected:
                     continue
                 skip, rows = plan or (None, 0)
@@ -233,7 +220,7 @@ class _Run:
                 times = self._session.time_draft(skip, rows, 3, self.left()).tolist()[1:]
                 if plan is None and times:
                     full = statistics.median(times)
-                    self._full += times
+                    self.times.full += times
                 elif times and full is not None:
                     # within a cycle the machine is the same
                     samples[place].append(statistics.median(times) / full)
@@ -246,104 +233,19 @@ class _Run:
     def cells(self) -> None:
         room = self._n_ctx - max(_WIDTHS)
         n_cells = min(_CELLS, room // 64 * 64)
-        widths = [width for width in (1, 8) if width in self._verify]
-        if self.left() < 6.0 * sum(self._verify[width] for width in widths):
-            widths = widths[:1]
-        if n_cells < MIN_CELLS or self.left() < 6.0 * self._verify[1]:
+        widths = [width for width in (1, 8) if width in self.times.verify]
+        cost = 9.0 * sum(self.times.verify[width] for width in widths)  # longer ones take longer
+        if self.left() < cost:
+            widths, cost = widths[:1], 9.0 * self.times.verify[1]
+        if n_cells < MIN_CELLS or self.left() < cost:
             return
+        # near and far in one go: the machine may have changed since the widths were measured
         passes = np.repeat(np.array(widths, np.int32), 3)
-        times = self._session.time_verify(passes, n_cells, self.left()).tolist()
+        near = self._session.time_verify(passes, 0, self.left()).tolist()
+        far = self._session.time_verify(passes, n_cells, self.left()).tolist()
         for place, width in enumerate(widths):
-            of_width = times[3 * place + 1 : 3 * place + 3]
-            if of_width:
-                more = statistics.median(of_width) - self._verify[width]
-                self._per_cell[width] = max(more, 0.0) / n_cells
-
-    # ---- the sum of it
-
-    def table(self) -> CostTable:
-        verify = _ascending(self._verify)
-        table = CostTable(
-            verify,
-            self._per_cell,
-            max(statistics.median(self._switches), 0.0) if self._switches else 0.0,
-            n_vocab=self._n_vocab,
-            n_ctx=self._n_ctx,
-            noisy=_are_noisy(self._plain) or _are_noisy(self._full),
-        )
-        per_cell = float(table.per_cell()[1])
-        full = statistics.median(self._full) if self._full else None
-        if full is None:
-            return dataclasses.replace(
-                table, classes=_with_cells(guess_classes(self._blocks, table.plain), per_cell)
-            )
-        head = self._head_seconds(full)
-        rest = full if not head else full - max(head.values())
-        classes = self._priced(full, rest)
-        of_blocks = sum(c.count * c.seconds for c in classes)
-        if of_blocks > rest:  # differences of noisy times; what they add up to is known better
-            classes = tuple(
-                dataclasses.replace(c, seconds=c.seconds * rest / of_blocks) for c in classes
-            )
-            of_blocks = rest
-        if head:
-            overhead: float | None = rest - of_blocks
-        else:
-            overhead = max(rest - of_blocks - table.head_seconds(0), 0.0)
-        return dataclasses.replace(
-            table, classes=_with_cells(classes, per_cell), head=head, overhead=overhead
-        )
-
-    def _head_seconds(self, full: float) -> dict[int, float]:
-        if not self._trimmed:
-            return {}
-        least = min(self._trimmed)
-        saved = {rows: max(1.0 - part, 0.0) * full for rows, part in self._trimmed.items()}
-        whole = saved[least] * self._n_vocab / (self._n_vocab - least)
-        head = {rows: max(whole - seconds, 0.0) for rows, seconds in saved.items()}
-        return _ascending({**head, self._n_vocab: whole})
-
-    def _priced(self, full: float, rest: float) -> tuple[BlockClass, ...]:
-        """The classes; those that were not measured at the price per byte of the others."""
-        guessed = guess_classes(self._blocks, full)
-        known = {
-            c.key: max(1.0 - self._without[c.key], 0.0) * full / c.count
-            for c in guessed
-            if c.key in self._without
-        }
-        nbytes = sum(c.count * c.nbytes for c in guessed if c.key in known)
-        seconds = sum(c.count * known[c.key] for c in guessed if c.key in known)
-        per_byte = seconds / nbytes if nbytes and seconds else None
-        return tuple(
-            dataclasses.replace(c, seconds=known[c.key], measured=True)
-            if c.key in known
-            else dataclasses.replace(c, seconds=min(c.nbytes * per_byte, rest))
-            if per_byte is not None
-            else c
-            for c in guessed
-        )
-
-
-def _with_cells(classes: Sequence[BlockClass], per_cell: float) -> tuple[BlockClass, ...]:
-    n_attention = max(sum(c.count for c in classes if c.kind == "attn"), 1)
-    return tuple(
-        dataclasses.replace(c, per_cell=per_cell / n_attention if c.kind == "attn" else 0.0)
-        for c in classes
-    )
-
-
-def _are_noisy(times: Sequence[float]) -> bool:
-    return bool(times) and sorted(times)[2 * len(times) // 3] > _NOISY * min(times)
-
-
-def _ascending(values: dict[int, float]) -> dict[int, float]:
-    """Make times that cannot fall with their key not fall: neighbours that do share their mean (pool adjacent violators)."""
-    pools: list[tuple[list[int], float]] = []
-    for key in sorted(values):
-        keys, mean = [key], values[key]
-        while pools and pools[-1][1] > mean:
-            before, value = pools.pop()
-            mean = (value * len(before) + mean * len(keys)) / (len(before) + len(keys))
-            keys = before + keys
-        pools.append((keys, mean))
-    return {key: mean for keys, mean in pools for key in keys}
+            both = slice(3 * place + 1, 3 * place + 3)
+            if far[both]:
+                ratio = statistics.median(far[both]) / statistics.median(near[both])
+                more = max(ratio - 1.0, 0.0) * self.times.verify[width]
+                self.times.per_cell[width] = more / n_cells

@@ -129,7 +129,7 @@ CORRUPT: dict[str, Callable[[str], str | bytes]] = {
     "list": lambda text: "[1, 2]",
     "null": lambda text: "null",
     "deep": lambda text: "[" * 100_000,
-    "format": lambda text: text.replace('"format": 1', '"format": 99'),
+    "format": lambda text: text.replace('"format": 2', '"format": 1'),
     "foreign key": lambda text: text.replace('"AVX2', '"pyssd AVX2').replace("AVX2", "NEON"),
     "no costs": lambda text: json.dumps({**json.loads(text), "costs": {}}),
     "costs are no object": lambda text: json.dumps({**json.loads(text), "costs": 3}),
