@@ -18,6 +18,11 @@ LARGE=${LARGE:-qwen2.5-coder-1.5b}
 SMALL=${SMALL:-smollm2-135m}
 DRAFT=${DRAFT:-qwen2.5-coder-0.5b}
 
+PEER_DOMAINS=${PEER_DOMAINS:-chat code code_edit gsm8k summarization text_to_sql storytelling rag}
+PEER_LIMIT=${PEER_LIMIT:-5}
+SAMPLED=${SAMPLED:-$SMALL $LARGE}
+FORMATS=${FORMATS:-F16 Q8_0}
+
 # files of these domains
 data() { printf "$DATA/%s.dev.jsonl " "$@"; }
 
@@ -38,14 +43,14 @@ never-slower() {
 }
 
 sampling() {
-    for model in $SMALL $LARGE; do
+    for model in $SAMPLED; do
         bench "$model-t0.8" "$model" --prompts $ALL --limit 5 --tokens 96 --repeats 3 --temperature 0.8
     done
 }
 
 # the large model in other weight types
 formats() {
-    for type in F16 Q8_0; do
+    for type in $FORMATS; do
         local file="build/models/$LARGE-$type.gguf"
         [ -f "$file" ] || "$PYTHON" benchmarks/requantize.py "$LARGE" "$type" "$file"
         bench "$LARGE-$type" "$file" --prompts $ALL --limit 3 --tokens 96 --repeats 3
@@ -53,7 +58,7 @@ formats() {
 }
 
 peers() {
-    bench "$LARGE-peers" "$LARGE" --prompts $ALL $(data rag) --limit 5 --tokens 96 --repeats 2 \
+    bench "$LARGE-peers" "$LARGE" --prompts $(data $PEER_DOMAINS) --limit "$PEER_LIMIT" --tokens 96 --repeats 2 \
         --peers --peers-bin "$PEERS" --draft-model "$DRAFT"
 }
 

@@ -1,9 +1,11 @@
 #pragma once
 
 // How the chances that a proposer stated of late compare with what came true. A text that is harder to guess than others
-// shows here within a few rounds, over all kinds of drafts together, long before each kind has had trials enough.
+// shows here within a few rounds, over all kinds of drafts together, long before each kind has had trials enough. The first
+// tokens of an answer are harder than the rest, so a text starts with what was seen at the start of others.
 
 #include <algorithm>
+#include <cstdint>
 
 namespace pyssd {
 
@@ -11,33 +13,57 @@ class chance_bias {
 public:
     // a drafted token that was reached: its chance by kind, and whether it was right
     void add(double chance, bool is_hit) {
-        hits = hits * DECAY + (is_hit ? 1.0 : 0.0);
-        expected = expected * DECAY + chance;
+        text.add(chance, is_hit, DECAY);
+        if (n_added++ < N_START) {
+            start.add(chance, is_hit, START_DECAY);
+        }
     }
 
     // what to multiply chances by
     double factor() const {
-        return std::clamp((hits + PRIOR) / (expected + PRIOR), MIN, MAX);
+        const double before = std::clamp(start.ratio(START_PRIOR, START_PRIOR * AT_FIRST), MIN, MAX);
+        return std::clamp(text.ratio(PRIOR, PRIOR * before), MIN, MAX);
     }
 
     float corrected(double chance) const {
         return (float) std::min(CERTAIN, chance * factor());
     }
 
-    // another text begins: what the one before was like counts half
+    // another text begins: what the one before was like counts little
     void fade() {
-        hits *= 0.5;
-        expected *= 0.5;
+        text.hits *= KEPT;
+        text.expected *= KEPT;
+        n_added = 0;
     }
 
 private:
-    static constexpr double DECAY = 0.97; // about thirty tokens count
-    static constexpr double PRIOR = 2.0;  // tokens that came true as expected, before any is known
+    struct counts {
+        double hits = 0.0;
+        double expected = 0.0;
+
+        void add(double chance, bool is_hit, double decay) {
+            hits = hits * decay + (is_hit ? 1.0 : 0.0);
+            expected = expected * decay + chance;
+        }
+
+        double ratio(double more_expected, double more_hits) const {
+            return (hits + more_hits) / (expected + more_expected);
+        }
+    };
+
+    static constexpr double DECAY = 0.97;       // about thirty tokens of a text count
+    static constexpr double START_DECAY = 0.99; // about a hundred first tokens
+    static constexpr double PRIOR = 2.0;        // expected tokens that a text's start is worth
+    static constexpr double START_PRIOR = 4.0;
+    static constexpr double AT_FIRST = 0.7; // of the chances, before any start was seen
+    static constexpr double KEPT = 0.25;
     static constexpr double MIN = 0.1, MAX = 1.5;
     static constexpr double CERTAIN = 0.98;
+    static constexpr int32_t N_START = 16;
 
-    double hits = 0.0;
-    double expected = 0.0;
+    counts text;
+    counts start;
+    int32_t n_added = 0;
 };
 
 } // namespace pyssd

@@ -19,7 +19,7 @@ import numpy.typing as npt
 EDGES = (0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.87, 0.92, 0.96, 0.98, 0.99, 0.997)
 _CENTRES = (0.1, 0.28, 0.42, 0.55, 0.65, 0.75, 0.84, 0.9, 0.94, 0.97, 0.985, 0.993, 0.998)
 _SLOW, _FAST = 0.992, 0.9  # more than a hundred trials count, or ten
-_CHANGED = 3.5  # standard errors between them
+_CHANGED = 2.8  # standard errors between them
 _PRIOR_TRIALS = 3.0
 _PRIOR_CHANCE = 0.75  # of a drafted token to be right
 _PRIOR_TRUST = 0.9  # of a confidence, before anything is known: drafts think too well of themselves
