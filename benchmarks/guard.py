@@ -3,12 +3,13 @@
 Each prompt is evaluated once; then every arm continues it greedily from the same cells, one after the other:
 
     plain       no drafts
-    unguarded   drafts as by default
-    settled     near-ties decided by a pass of one token, behind the cells as they are
+    unguarded   drafts, verified by upstream's kernels as they are
+    single      drafts as by default: each row of a verify pass computed as if it were alone
+    settled     unguarded, but near-ties are decided by a pass of one token, behind the cells as they are
     rewritten   the same, after the cells that wide passes have written were written again singly
 
-A fork is a text that differs from plain's. Slow-down is the decode time of a guarded arm over that of the unguarded arm of
-the same prompt, draft and verify included. Resumable: a prompt that the output holds is not run again. Usage:
+A fork is a text that differs from plain's. Slow-down is the decode time of an arm over that of the unguarded arm of the same
+prompt, draft and verify included. Resumable: a prompt that the output holds is not run again. Usage:
 
     python benchmarks/guard.py [--model NAME ...] [--prompts 100] [--tokens 128] [--margin 0.4] [--seconds 110]
 
@@ -34,11 +35,13 @@ from pyssd.guard import DEFAULT_MARGIN
 from pyssd.models import find_model
 
 DOMAINS = ("chat", "code", "code_edit", "gsm8k", "summarization", "text_to_sql", "storytelling")
-ARMS: dict[str, tuple[Any, bool | None]] = {
-    "plain": ("off", None),
-    "unguarded": ("auto", None),
-    "settled": ("auto", False),
-    "rewritten": ("auto", True),
+# speculative, rows computed singly, guard: None or whether it rewrites cells
+ARMS: dict[str, tuple[Any, bool, bool | None]] = {
+    "plain": ("off", False, None),
+    "unguarded": ("auto", False, None),
+    "single": ("auto", True, None),
+    "settled": ("auto", False, False),
+    "rewritten": ("auto", False, True),
 }
 
 
@@ -46,18 +49,18 @@ class Guarded:
     """A session whose verify has a guard; everything else is the session's own."""
 
     def __init__(self, session: Any, margin: float) -> None:
-        self._session = session
+        self.session = session
         self._margin = margin
         self.rewrite: bool | None = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
+        return getattr(self.session, name)
 
     def verify(self, *args: Any, **options: Any) -> Any:
         """Session.verify under the guard, if there is one."""
         if self.rewrite is not None:
             options.update(guard=self._margin, rewrite=self.rewrite)
-        return self._session.verify(*args, **options)
+        return self.session.verify(*args, **options)
 
 
 def read_prompts(folder: Path, n: int) -> list[tuple[str, str, str]]:
@@ -84,13 +87,13 @@ def measure(llm: Any, guarded: Guarded, prompt: str, n_tokens: int) -> dict[str,
     llm.reset()
     # two tokens: behind one the prompt's last row would still be live for the first arm alone
     llm.create_completion(tokens, max_tokens=2, temperature=0.0, speculative="off")
+    session = guarded.session
     row: dict[str, Any] = {"prompt_tokens": len(tokens), "arms": {}}
     texts: dict[str, list[int]] = {}
     drafting = [name for name in ARMS if name != "plain"]
     turn = len(tokens) % len(drafting)  # no arm always comes first
     for name in ("plain", *drafting[turn:], *drafting[:turn]):
-        speculative, rewrite = ARMS[name]
-        guarded.rewrite = rewrite
+        speculative, session.single_rows, guarded.rewrite = ARMS[name]
         before = guarded.counters()
         # all but the last token of the prompt are reused: every arm starts from the same cells
         llm.create_completion(tokens, max_tokens=n_tokens, temperature=0.0, speculative=speculative)
@@ -107,6 +110,7 @@ def measure(llm: Any, guarded: Guarded, prompt: str, n_tokens: int) -> dict[str,
             "fork": first_difference(texts["plain"], texts[name]),
         }
     guarded.rewrite = None
+    session.single_rows = True
     return row
 
 
@@ -136,7 +140,7 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
             "guard_passes": sum(arm["guard_passes"] for arm in arms),
             "milliseconds_per_token": round(1e3 * statistics.mean(per_token), 3),
         }
-        if name in ("settled", "rewritten"):
+        if name not in ("plain", "unguarded"):
             base = [
                 row["arms"]["unguarded"]["seconds"] / max(1, row["arms"]["unguarded"]["emitted"])
                 for row in rows

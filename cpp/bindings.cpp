@@ -108,11 +108,11 @@ static py::dict dict_of(const session::per_context & value) {
     return result;
 }
 
-static std::unique_ptr<session> session_init(uintptr_t ctx, bool exact, bool invariant) {
+static std::unique_ptr<session> session_init(uintptr_t ctx, bool exact, bool invariant, bool single_rows) {
     if (ctx == 0) {
         throw error(error_kind::ARGUMENT, "ctx is null; pass the address of a llama_context");
     }
-    return std::make_unique<session>(reinterpret_cast<llama_context *>(ctx), exact, invariant);
+    return std::make_unique<session>(reinterpret_cast<llama_context *>(ctx), exact, invariant, single_rows);
 }
 
 static py::list session_blocks(session & self) {
@@ -426,9 +426,10 @@ PYBIND11_MODULE(_core, m) {
     using release = py::call_guard<py::gil_scoped_release>;
     py::class_<session>(m, "Session")
         .def(py::init(&session_init), py::arg("ctx"), py::kw_only(), py::arg("exact") = false,
-             py::arg("invariant") = false)
+             py::arg("invariant") = false, py::arg("single_rows") = false)
         .def("close", &session::close, release())
         .def_property("n_past", &session::n_past, &session::set_n_past)
+        .def_property("single_rows", &session::computes_rows_singly, &session::set_rows_singly)
         .def_property_readonly("refusal",
                                [](session & self) -> std::optional<std::string> {
                                    const std::string text = self.refusal();

@@ -70,6 +70,11 @@ class Session:
         """
 
     @property
+    def single_rows(self) -> bool:
+        """As the argument; may be changed between calls, to compare."""
+    @single_rows.setter
+    def single_rows(self, value: bool) -> None: ...
+    @property
     def refusal(self) -> str | None:
         """Why speculation is impossible here; None if it is possible."""
 

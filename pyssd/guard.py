@@ -83,13 +83,14 @@ def _gaps(rows: npt.NDArray[np.float32], best: npt.NDArray[np.intp]) -> npt.NDAr
 def _rows(
     session: Session, tokens: npt.NDArray[np.int32], context: int, width: int
 ) -> npt.NDArray[np.float32]:
-    """Decode the tokens after the context, width at a time; float32 [n, n_vocab]."""
+    """Verify the tokens after the context, width at a time; float32 [n, n_vocab]."""
     # the same prefill each time: a memory of sliding windows cannot always rewind to the context
     session.rewind(0)
     session.prefill(tokens[:context])
-    n_vocab = len(session.logits())
-    rows = np.empty((len(tokens) - context, n_vocab), np.float32)
-    for start in range(0, len(rows), width):
-        part = slice(start, min(start + width, len(rows)))
-        session.prefill(tokens[context:][part], rows[part])
-    return rows
+    rows = []
+    for start in range(context, len(tokens), width):
+        part = tokens[start : start + width]
+        session.verify_begin(int(part[0]), part[1:])
+        rows += [session.logits(row).copy() for row in range(len(part))]
+        session.verify_end(len(part))
+    return np.stack(rows)

@@ -261,14 +261,17 @@ class Llama(RequestLlama):
     def _open_session(self, exact: bool) -> Session:
         """Open the session, with the reference mode where exactness was asked for and packed weights do not give it."""
         if not self._packed:
-            return Session(self._ctx.ctx, exact=exact)
+            return Session(self._ctx.ctx, exact=exact, single_rows=not exact)
         session = Session(self._ctx.ctx, invariant=True)
         self._elsewhere = sorted(
             {buffer for _, _, buffer, _ in session.weights()} - {cpu_kernels.BUFFER}
         )
         if exact and self._elsewhere:
             session.close()
-            session = Session(self._ctx.ctx, exact=True, invariant=True)
+            return Session(self._ctx.ctx, exact=True, invariant=True)
+        if self._elsewhere:
+            session.close()
+            return Session(self._ctx.ctx, invariant=True, single_rows=True)
         return session
 
     def _costs(self, speculative: object, *, exact: bool) -> CostModel:

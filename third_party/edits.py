@@ -24,6 +24,7 @@ class Edit:
 CONTEXT_H = "src/llama-context.h"
 CONTEXT_CPP = "src/llama-context.cpp"
 CPU_CPP = "ggml/src/ggml-cpu/ggml-cpu.cpp"
+REPACK_CPP = "ggml/src/ggml-cpu/repack.cpp"
 
 EDITS: tuple[Edit, ...] = (
     # The id of the graph plan takes part in graph reuse: a draft graph reused for verification would be silently lossy.
@@ -136,6 +137,59 @@ EDITS: tuple[Edit, ...] = (
         "#ifdef GGML_USE_CPU_REPACK\n        if (ggml_backend_cpu_repack_buffer_type()) {",
         "bufts.push_back(pyssd_kernels_buffer_type()); // pyssd:\n\n",
         "before",
+    ),
+    # Rows of a verify pass are computed as single rows where the graph asks for it (cpp/hook/pyssd-rows.h): no tiles, no
+    # sgemm, and of repacked weights no product of four columns at a time.
+    Edit(
+        "ggml/src/ggml-cpu/ggml-cpu.c",
+        '#include "tiled/tiled.h"',
+        '\n#include "pyssd-rows.h" // pyssd:',
+    ),
+    Edit(
+        "ggml/src/ggml-cpu/ggml-cpu.c",
+        "// If tiled is supported, it will execute the full op here and we return",
+        "struct ggml_compute_params pyssd_params = *params; // pyssd:\n"
+        "    if (pyssd_rows_single(dst)) {\n"
+        "        pyssd_params.use_ref = true;\n"
+        "        params = &pyssd_params;\n"
+        "    }\n\n    ",
+        "before",
+    ),
+    Edit(
+        "ggml/src/ggml-cpu/ggml-cpu.c",
+        "// Tiled matmul (see tiled.h); per-thread work buffers",
+        "struct ggml_compute_params pyssd_params = *params; // pyssd:\n"
+        "    if (pyssd_rows_single(dst)) {\n"
+        "        pyssd_params.use_ref = true;\n"
+        "        params = &pyssd_params;\n"
+        "    }\n\n    ",
+        "before",
+    ),
+    Edit(REPACK_CPP, '#include "repack.h"', '\n#include "pyssd-rows.h" // pyssd:'),
+    Edit(
+        REPACK_CPP,
+        "if (nrows > 3) {",
+        "const int64_t pyssd_tail = pyssd_rows_single(op) ? 0 : nrows - (nrows % 4); // pyssd:\n"
+        "        if (pyssd_tail > 0) {",
+        "replace",
+    ),
+    Edit(
+        REPACK_CPP,
+        "for (int iter = nrows - (nrows % 4); iter < nrows;",
+        "for (int64_t iter = pyssd_tail; iter < nrows; // pyssd:\n            ",
+        "replace",
+    ),
+    Edit(
+        REPACK_CPP,
+        "i11 = ith * 4; i11 < ne11 - ne11 % 4;",
+        "i11 = ith * 4; !pyssd_rows_single(op) && i11 < ne11 - ne11 % 4; // pyssd:\n                ",
+        "replace",
+    ),
+    Edit(
+        REPACK_CPP,
+        "i11_processed = ne11 - ne11 % 4;",
+        "i11_processed = pyssd_rows_single(op) ? 0 : ne11 - ne11 % 4; // pyssd:",
+        "replace",
     ),
     # In reference mode a product must not depend on the number of columns; sgemm is taken from two columns on.
     Edit(

@@ -58,6 +58,7 @@
     X(pyssd_private_init)          \
     X(pyssd_reference_set)         \
     X(pyssd_invariant_set)         \
+    X(pyssd_single_rows_set)       \
     X(pyssd_weights_list)          \
     X(pyssd_sizeof)                \
     X(pyssd_tap_get)

@@ -18,7 +18,7 @@ static int32_t vocab_size_of(const llama_context * ctx) {
     return api().llama_vocab_n_tokens(api().llama_model_get_vocab(api().llama_get_model(ctx)));
 }
 
-session::session(llama_context * ctx, bool reference, bool invariant)
+session::session(llama_context * ctx, bool reference, bool invariant, bool rows_singly)
     : target(ctx), current(ctx), memory(api().llama_get_memory(ctx)),
       vocab(api().llama_model_get_vocab(api().llama_get_model(ctx))), vocab_size(vocab_size_of(ctx)),
       embd_size(api().llama_model_n_embd(api().llama_get_model(ctx))), target_batch((int32_t) api().llama_n_batch(ctx)),
@@ -30,6 +30,7 @@ session::session(llama_context * ctx, bool reference, bool invariant)
     if (reference) {
         api().pyssd_reference_set(target, true);
     }
+    single_rows = rows_singly;
     if (memory != nullptr) {
         api().pyssd_memory_swa(target, &swa_window, &swa_chunked, &swa_reach);
         past = api().llama_memory_seq_pos_max(memory, 0) + 1;
@@ -284,6 +285,19 @@ void session::make_current(llama_context * ctx) {
     if (current != ctx) {
         api().llama_synchronize(current); // its device work reads and writes the same cells
         current = ctx;
+    }
+}
+
+void session::set_rows_singly(bool value) {
+    call guard(*this);
+    compute_rows_singly(false);
+    single_rows = value;
+}
+
+// verify passes only: a prompt is evaluated as upstream does it
+void session::compute_rows_singly(bool value) {
+    if (single_rows) {
+        api().pyssd_single_rows_set(target, value);
     }
 }
 

@@ -54,7 +54,8 @@ struct draft_rule {
 class session {
 public:
     // reference: ggml-cpu's slow width-invariant kernels; invariant: attention of pyssd's own
-    session(llama_context * target, bool reference, bool invariant);
+    // single_rows: verify passes by upstream's kernels, each row as if it were alone
+    session(llama_context * target, bool reference, bool invariant, bool single_rows = false);
     ~session();
     session(const session &) = delete;
     session & operator=(const session &) = delete;
@@ -72,6 +73,13 @@ public:
 
     // adopt cells that someone else wrote (a loaded state)
     void set_n_past(int32_t n_past);
+
+    // verify passes by upstream's kernels, each row as if it were alone
+    bool computes_rows_singly() const {
+        return single_rows;
+    }
+
+    void set_rows_singly(bool value);
 
     // why speculation is impossible here; "" if it is possible
     std::string refusal();
@@ -180,6 +188,7 @@ private:
     int32_t clean_cells();
     void take_as_clean();
     void settle(int32_t row, bool rewrite);
+    void compute_rows_singly(bool value);
     void restore_cells(int32_t from, const std::vector<llama_token> & tokens);
     void find_tops(llama_sampler * chain, const std::vector<llama_token> & emitted, int32_t n_drafted,
                    std::vector<llama_token> & tops);
@@ -207,6 +216,7 @@ private:
     std::atomic<int32_t> past{0};
     std::atomic<bool> cancelled{false};
     std::atomic<bool> busy{false};
+    bool single_rows = false;
     bool closed = false;
 
     bool refusal_known = false;

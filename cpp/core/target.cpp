@@ -27,6 +27,7 @@ void session::prefill(const llama_token * tokens, int32_t n, float * rows) {
     check_room(n);
     check_memory();
     chain_copy.invalidate();
+    compute_rows_singly(false);
     int32_t chunk = std::min<int32_t>(api().llama_n_ubatch(target), target_batch.capacity());
     if (rows != nullptr) {
         chunk = std::min<int32_t>(chunk, api().pyssd_outputs_max(target));

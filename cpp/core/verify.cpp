@@ -38,6 +38,7 @@ void session::decode_round(llama_token last_token, const llama_token * draft, in
                                                           ", the longest possible here; ask max_draft first");
         }
     }
+    compute_rows_singly(true);
     target_batch.clear();
     target_batch.add(last_token, past, 0, true);
     for (int32_t i = 0; i < n_draft; i++) {

@@ -153,6 +153,15 @@ void pyssd_reference_set(llama_context * ctx, bool value) {
     reference_apply(*ctx, value);
 }
 
+void pyssd_single_rows_set(llama_context * ctx, bool value) {
+    pyssd_state & state = pyssd_access::state(*ctx);
+    state.single_rows   = value;
+    if (state.plan.id == 0) {
+        // takes part in reuse: a marked graph is no stock graph
+        pyssd_access::cparams(*ctx).pyssd_plan = value ? UINT64_MAX : 0;
+    }
+}
+
 void pyssd_invariant_set(llama_context * ctx, bool value) {
     pyssd_access::state(*ctx).invariant = value;
     pyssd_access::reserve_again(*ctx); // the graphs at hand carry the former choice

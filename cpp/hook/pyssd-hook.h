@@ -91,6 +91,10 @@ LLAMA_API void pyssd_reference_set(struct llama_context * ctx, bool value);
 // attention of pyssd's CPU kernels for this context (and its borrowers): rows do not depend on the width of the batch
 LLAMA_API void pyssd_invariant_set(struct llama_context * ctx, bool value);
 
+// from the next pass on: upstream's CPU kernels compute each row of a pass as they compute a row alone, a few percent slower;
+// for contexts without a plan
+LLAMA_API void pyssd_single_rows_set(struct llama_context * ctx, bool value);
+
 // after llama_decode: logits of batch row i, [n_vocab], -inf for rows that the plan's head trim left out; NULL if none
 LLAMA_API const float * pyssd_logits_ith(struct llama_context * ctx, int32_t i);
 

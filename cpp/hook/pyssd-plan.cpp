@@ -5,6 +5,7 @@
 #include "pyssd-fault.h"
 #include "pyssd-hook.h"
 #include "pyssd-mark.h"
+#include "pyssd-rows.h"
 
 #include "llama-memory-hybrid-idx.h"
 #include "llama-memory-hybrid-iswa.h"
@@ -226,6 +227,14 @@ bool pyssd_graph_apply(llama_context & lctx, llm_graph_result & res) {
         ggml_tensor * t = ggml_graph_node(gf, i);
         if (t->op == GGML_OP_FLASH_ATTN_EXT) {
             t->op_params[pyssd::attention_mark_slot] = pyssd::attention_mark;
+        }
+    }
+
+    for (int i = 0; state.single_rows && i < ggml_graph_n_nodes(gf); ++i) {
+        ggml_tensor * t = ggml_graph_node(gf, i);
+        if (t->op == GGML_OP_MUL_MAT || t->op == GGML_OP_MUL_MAT_ID ||
+            (t->op == GGML_OP_FLASH_ATTN_EXT && !state.invariant)) {
+            pyssd_rows_mark(t);
         }
     }
 

@@ -34,6 +34,7 @@ struct pyssd_state {
     uint64_t adapters_seen = 0; // borrower: the owner's count at the last hand-over
     bool     reference     = false;
     bool     invariant     = false;
+    bool     single_rows   = false;
 
     pyssd_graph_plan plan;
     std::array<pyssd_outputs, 2>

@@ -1,6 +1,7 @@
 #include "pyssd-kernels.h"
 
 #include "attention.h"
+#include "rows.h"
 #include "isa.h"
 #include "matmul.h"
 #include "pack.h"
@@ -86,8 +87,21 @@ struct kernel_traits : ggml::cpu::tensor_traits {
     }
 };
 
+// upstream's attention, row by row; its scratch is upstream's
+struct row_traits : ggml::cpu::tensor_traits {
+    bool work_size(int, const ggml_tensor *, size_t &) override {
+        return false;
+    }
+
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        pyssd::attention_by_row(params, op);
+        return true;
+    }
+};
+
 struct packed_buffer_type : ggml::cpu::extra_buffer_type {
     kernel_traits traits;
+    row_traits by_row;
 
     bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override {
         const ggml_tensor * w = op->src[0];
@@ -109,6 +123,9 @@ struct packed_buffer_type : ggml::cpu::extra_buffer_type {
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
         if (op->op == GGML_OP_FLASH_ATTN_EXT) {
+            if (pyssd::attention_is_by_row(op)) {
+                return &by_row;
+            }
             return pyssd::attention_is_marked(op) ? &traits : nullptr;
         }
         const bool known = op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID || op->op == GGML_OP_GET_ROWS;

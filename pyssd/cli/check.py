@@ -63,9 +63,11 @@ def measure(llm: Llama) -> dict[str, WidthNoise]:
     """Measure how rows of a batch differ from the same rows decoded singly, by context and width.
 
     Returns:
-        {"40 tokens, width 2": noise, ...}; contexts that do not fit are left out.
+        {"40 tokens, width 2": noise, ...}; contexts that do not fit are left out, and all where nothing can be verified.
     """
     session = info.session_of(llm)
+    if session.refusal is not None:
+        return {}
     tokens = _text_tokens(llm, max(CONTEXTS) + _PROBED)
     return {
         f"{context} tokens, width {width}": noise
