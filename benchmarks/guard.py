@@ -78,8 +78,10 @@ def read_prompts(folder: Path, n: int) -> list[tuple[str, str, str]]:
     return found[:n]
 
 
-def measure(llm: Any, guarded: Guarded, prompt: str, n_tokens: int) -> dict[str, Any] | None:
-    """Run one prompt through all arms; None if it does not fit."""
+def measure(
+    llm: Any, guarded: Guarded, prompt: str, n_tokens: int, arms: list[str]
+) -> dict[str, Any] | None:
+    """Run one prompt through plain and the arms; None if it does not fit."""
     chat = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
     tokens = llm.tokenize(chat.encode(), special=True)
     if len(tokens) + n_tokens > llm.n_ctx():
@@ -90,7 +92,7 @@ def measure(llm: Any, guarded: Guarded, prompt: str, n_tokens: int) -> dict[str,
     session = guarded.session
     row: dict[str, Any] = {"prompt_tokens": len(tokens), "arms": {}}
     texts: dict[str, list[int]] = {}
-    drafting = [name for name in ARMS if name != "plain"]
+    drafting = [name for name in arms if name != "plain"]
     turn = len(tokens) % len(drafting)  # no arm always comes first
     for name in ("plain", *drafting[turn:], *drafting[:turn]):
         speculative, session.single_rows, guarded.rewrite = ARMS[name]
@@ -127,10 +129,14 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     summary: dict[str, Any] = {"prompts": len(rows)}
     # the first prompts pay for the search for a skip set and for the controller's trials
     for name in ARMS:
-        arms = [row["arms"][name] for row in rows]
+        having = [row["arms"] for row in rows if name in row["arms"]]
+        if not having:
+            continue
+        arms = [row[name] for row in having]
         per_token = [arm["seconds"] / max(1, arm["emitted"]) for arm in arms]
         forked = [arm["fork"] is not None for arm in arms]
         entry: dict[str, Any] = {
+            "prompts": len(arms),
             "forks": sum(forked),
             "fork_rate": round(statistics.mean(forked), 3),
             "share_of_prompts_with_accepted_drafts": round(
@@ -142,8 +148,7 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
         }
         if name not in ("plain", "unguarded"):
             base = [
-                row["arms"]["unguarded"]["seconds"] / max(1, row["arms"]["unguarded"]["emitted"])
-                for row in rows
+                row["unguarded"]["seconds"] / max(1, row["unguarded"]["emitted"]) for row in having
             ]
             ratios = [time / other for time, other in zip(per_token, base, strict=True) if other]
             entry["slow_down_median"] = round(statistics.median(ratios) - 1.0, 4)
@@ -165,6 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", nargs="+", default=["smollm2-135m", "qwen2.5-coder-0.5b"])
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--margin", type=float, default=DEFAULT_MARGIN)
@@ -197,11 +203,13 @@ def main() -> None:
         ) as llm:
             guarded = Guarded(llm._session, args.margin)
             llm._session = llm._planner._session = guarded
-            measure(llm, guarded, "Count from one to ten, twice.", 64)  # searches and trials
+            measure(
+                llm, guarded, "Count from one to ten, twice.", 64, list(ARMS)
+            )  # searches and trials
             for domain, name, prompt in todo:
                 if time.monotonic() > deadline:
                     break
-                row = measure(llm, guarded, prompt, args.tokens)
+                row = measure(llm, guarded, prompt, args.tokens, args.arms)
                 if row is not None:
                     entry["prompts"][f"{domain}/{name}"] = row
         entry["summary"] = summarise(list(entry["prompts"].values()))

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pyssd.config import SpecConfig
 from pyssd.cost import CostModel
 from pyssd.measure import MIN_CELLS, Timed, measure_costs
 from pyssd.model_file import model_files
@@ -34,6 +35,27 @@ def costs_dir() -> Path:
     """Return the folder of the cost cache: PYSSD_COSTS, else pyssd/costs in the user's cache."""
     chosen = os.environ.get("PYSSD_COSTS")
     return Path(chosen).expanduser() if chosen else user_cache_dir() / "costs"
+
+
+def costs_of(llm: Any, session: Timed, speculative: object, *, exact: bool) -> CostModel:
+    """Return the costs of a pyssd.Llama that has just been loaded; where nothing drafts, measuring is not worth the time.
+
+    Args:
+        llm: The object, its context open.
+        session: Its session.
+        speculative: Its option.
+        exact: Its reference mode is on.
+    """
+    if SpecConfig.of(speculative)[0] == "off":
+        return CostModel(None, llm._blocks)
+    return load_costs(
+        session,
+        llm._blocks,
+        model_path=llm.model_path,
+        n_vocab=llm._n_vocab,
+        n_ctx=llm._n_ctx,
+        settings=cost_settings(llm, exact=exact),
+    )
 
 
 def load_costs(

@@ -48,10 +48,10 @@ class WidthNoise:
 def width_noise(
     session: Session, tokens: npt.NDArray[np.int32], context: int, widths: Sequence[int] = WIDTHS
 ) -> dict[int, WidthNoise]:
-    """Compare rows behind a context; the session's cells are dropped.
+    """Compare rows behind a context.
 
     Args:
-        session: Its first `context` cells become those of the tokens; it ends at position 0.
+        session: One that can verify; its cells are dropped, and it ends at position 0.
         tokens: int32 [context + n]; the n rows of the last ones are compared.
         context: Cells in front of the first row.
         widths: Of the passes compared with single ones.
@@ -59,6 +59,7 @@ def width_noise(
     Returns:
         Noise by width.
     """
+    session.rewind(0)
     single = _rows(session, tokens, context, 1)
     best = np.argpartition(single, -2, axis=1)[:, -2:]
     gap = _gaps(single, best)
@@ -84,9 +85,11 @@ def _rows(
     session: Session, tokens: npt.NDArray[np.int32], context: int, width: int
 ) -> npt.NDArray[np.float32]:
     """Verify the tokens after the context, width at a time; float32 [n, n_vocab]."""
-    # the same prefill each time: a memory of sliding windows cannot always rewind to the context
-    session.rewind(0)
-    session.prefill(tokens[:context])
+    if session.n_past >= context and session.rewindable(context):
+        session.rewind(context)
+    else:  # the first rows, or a sliding window that has forgotten what the context needs
+        session.rewind(0)
+        session.prefill(tokens[:context])
     rows = []
     for start in range(context, len(tokens), width):
         part = tokens[start : start + width]

@@ -16,8 +16,7 @@ from pyssd import kernels as cpu_kernels
 from pyssd._core import Session
 from pyssd.completion import RequestLlama
 from pyssd.config import SpecConfig
-from pyssd.cost import CostModel
-from pyssd.cost_cache import cost_settings, load_costs
+from pyssd.cost_cache import costs_of
 from pyssd.errors import PyssdError, UnsupportedModelError
 from pyssd.exactness import Exactness, judge_exactness
 from pyssd.loading import (
@@ -242,7 +241,7 @@ class Llama(RequestLlama):
             self._planner = Planner(
                 self._session,
                 self._blocks,
-                self._costs(speculative, exact=exact),
+                costs_of(self, self._session, speculative, exact=exact),
                 speculative,
                 chosen,
                 self._n_vocab,
@@ -273,20 +272,6 @@ class Llama(RequestLlama):
             session.close()
             return Session(self._ctx.ctx, invariant=True, single_rows=True)
         return session
-
-    def _costs(self, speculative: object, *, exact: bool) -> CostModel:
-        """What rounds cost: from the cost cache, or measured now; where nothing drafts it is not worth the time."""
-        session = self._session
-        if session is None or SpecConfig.of(speculative)[0] == "off":
-            return CostModel(None, self._blocks)
-        return load_costs(
-            session,
-            self._blocks,
-            model_path=self.model_path,
-            n_vocab=self._n_vocab,
-            n_ctx=self._n_ctx,
-            settings=cost_settings(self, exact=exact),
-        )
 
     def _why_no_session(self) -> str:
         if self._vocab_only:

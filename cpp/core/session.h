@@ -53,6 +53,8 @@ struct draft_rule {
 
 class session {
 public:
+    static constexpr int32_t DRAFT_BATCH = 8; // tokens of a draft pass; the compute buffer stays near 1 MB
+
     // reference: ggml-cpu's slow width-invariant kernels; invariant: attention of pyssd's own
     // single_rows: verify passes by upstream's kernels, each row as if it were alone
     session(llama_context * target, bool reference, bool invariant, bool single_rows = false);
