@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -143,7 +144,9 @@ def test_packed_head_can_be_trimmed(tiny_model: Callable[..., Path]) -> None:
 def test_other_types_keep_upstreams_kernels(tiny_model: Callable[..., Path]) -> None:
     path = tiny_model("llama", weight_type="Q5_1")
     with make(path) as llm:
-        assert llm.exactness.level == 1
+        # where passes compute their rows singly (tests/test_single_rows.py)
+        is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+        assert (llm.exactness.level == 2) == is_x86
         session = llm._session
         assert session is not None
         assert {buffer for _, kind, buffer, _ in session.weights() if kind == "q5_1"} != {
