@@ -212,10 +212,16 @@ def main() -> None:
                 row = measure(llm, guarded, prompt, args.tokens, args.arms)
                 if row is not None:
                     entry["prompts"][f"{domain}/{name}"] = row
+                    write(args.out, result)
         entry["summary"] = summarise(list(entry["prompts"].values()))
         print(model, json.dumps(entry["summary"], indent=1), file=sys.stderr)
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write(args.out, result)
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    """Keep what there is: the next run goes on from it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
