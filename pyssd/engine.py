@@ -252,7 +252,7 @@ class Engine:
             proposer.emitted(emitted)
         self._controller.observe(
             choice,
-            n_past=self.session.n_past - n_emitted,
+            n_past=max(0, self.session.n_past - n_emitted),
             width=len(tokens) + 1,
             emitted=n_emitted,
             draft_seconds=draft_seconds,

@@ -116,6 +116,9 @@ class Generation:
                 next_token = self._sample(len(emitted), position=llm.n_tokens)
                 seconds += time.perf_counter() - started
                 if next_token is None:
+                    # a criterion ended the text within the round, which counts all the same
+                    if emitted:
+                        engine.accept(turn, np.array(emitted, dtype=np.int32), seconds)
                     return
                 token = next_token
                 emitted.append(token)
