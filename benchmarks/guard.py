@@ -79,7 +79,7 @@ def read_prompts(folder: Path, n: int) -> list[tuple[str, str, str]]:
 
 
 def measure(
-    llm: Any, guarded: Guarded, prompt: str, n_tokens: int, arms: list[str]
+    llm: Any, guarded: Guarded, prompt: str, n_tokens: int, arms: list[str], index: int
 ) -> dict[str, Any] | None:
     """Run one prompt through plain and the arms; None if it does not fit."""
     chat = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
@@ -93,9 +93,10 @@ def measure(
     row: dict[str, Any] = {"prompt_tokens": len(tokens), "arms": {}}
     texts: dict[str, list[int]] = {}
     drafting = [name for name in arms if name != "plain"]
-    turn = len(tokens) % len(drafting)  # no arm always comes first
+    turn = index % len(drafting)  # no arm always comes first
     for name in ("plain", *drafting[turn:], *drafting[:turn]):
         speculative, session.single_rows, guarded.rewrite = ARMS[name]
+        llm._planner.forget_drafts()  # what an arm has learnt from this text must not help the next one
         before = guarded.counters()
         # all but the last token of the prompt are reused: every arm starts from the same cells
         llm.create_completion(tokens, max_tokens=n_tokens, temperature=0.0, speculative=speculative)
@@ -204,12 +205,12 @@ def main() -> None:
             guarded = Guarded(llm._session, args.margin)
             llm._session = llm._planner._session = guarded
             measure(
-                llm, guarded, "Count from one to ten, twice.", 64, list(ARMS)
+                llm, guarded, "Count from one to ten, twice.", 64, args.arms, 0
             )  # searches and trials
             for domain, name, prompt in todo:
                 if time.monotonic() > deadline:
                     break
-                row = measure(llm, guarded, prompt, args.tokens, args.arms)
+                row = measure(llm, guarded, prompt, args.tokens, args.arms, len(entry["prompts"]))
                 if row is not None:
                     entry["prompts"][f"{domain}/{name}"] = row
                     write(args.out, result)

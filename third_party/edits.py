@@ -149,7 +149,7 @@ EDITS: tuple[Edit, ...] = (
         "ggml/src/ggml-cpu/ggml-cpu.c",
         "// If tiled is supported, it will execute the full op here and we return",
         "struct ggml_compute_params pyssd_params = *params; // pyssd:\n"
-        "    if (pyssd_rows_single(dst)) {\n"
+        "    if (pyssd_rows_reference(dst)) {\n"
         "        pyssd_params.use_ref = true;\n"
         "        params = &pyssd_params;\n"
         "    }\n\n    ",
@@ -159,7 +159,7 @@ EDITS: tuple[Edit, ...] = (
         "ggml/src/ggml-cpu/ggml-cpu.c",
         "// Tiled matmul (see tiled.h); per-thread work buffers",
         "struct ggml_compute_params pyssd_params = *params; // pyssd:\n"
-        "    if (pyssd_rows_single(dst)) {\n"
+        "    if (pyssd_rows_reference(dst)) {\n"
         "        pyssd_params.use_ref = true;\n"
         "        params = &pyssd_params;\n"
         "    }\n\n    ",

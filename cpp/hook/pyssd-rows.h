@@ -19,3 +19,10 @@ static inline void pyssd_rows_mark(struct ggml_tensor * op) {
 static inline bool pyssd_rows_single(const struct ggml_tensor * op) {
     return op->op_params[PYSSD_ROWS_SLOT] == PYSSD_ROWS_MARK;
 }
+
+/* a product for which that takes reference mode. sgemm adds up these types as a single row's product does, so it may stay;
+   of Q4_0 and IQ4_NL that is not known: their rows are repacked wherever they were tried */
+static inline bool pyssd_rows_reference(const struct ggml_tensor * op) {
+    const enum ggml_type type = op->src[0]->type;
+    return pyssd_rows_single(op) && type != GGML_TYPE_Q8_0 && type != GGML_TYPE_Q5_0;
+}
