@@ -31,6 +31,7 @@ _MAX_GROUPS = 8  # of classes of blocks
 _CELLS, MIN_CELLS = 2048, 256  # second context length, and the shortest one that tells anything
 _MAX_CYCLES = 3
 _CYCLE_SECONDS = 0.25  # cycles are repeated while they are shorter than this together
+_SWITCHES = 3  # changes from one token to two that are timed
 _RESERVE = 0.03  # of the allowance: contexts made and freed
 _WORST_ROW = 0.7  # plain passes that a row more may cost before anything is known
 _LOG = logging.getLogger("pyssd")
@@ -137,6 +138,21 @@ class _Run:
         self.times.plain += self._session.time_verify(np.ones(1, np.int32)).tolist()
         self.times.verify[1] = self.times.plain[0]
         self._cycles(_WIDTHS)
+        self._switches()
+
+    def _switches(self) -> None:
+        """Time changes of width between passes whose graphs exist; what cycles noted was the building of them."""
+        if 2 not in self.times.verify:
+            return
+        passes = np.array((1, 1, 2, 2) * _SWITCHES, np.int32)
+        if self.left() < 4.0 * _SWITCHES * self.times.verify[2]:
+            return
+        times = self._session.time_verify(passes, 0, self.left()).tolist()
+        self.times.plain += times[1::4]
+        pairs = zip(times[::2], times[1::2], strict=False)
+        switches = [changed - again for changed, again in pairs]
+        if len(switches) > 2:
+            self.times.switches = switches[1:]  # the first may build one more
 
     def more_widths(self) -> None:
         self._cycles(_MORE_WIDTHS)

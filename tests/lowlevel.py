@@ -254,6 +254,11 @@ class GreedyChain:
         api.llama_sampler_free(self.chain)
 
 
+def keep_no_graphs(opened: Opened) -> None:
+    """Let every change of width build a graph, as upstream does; call it when the blocks are known."""
+    _lib.pyssd_slots_set(ctypes.c_void_p(address(opened.ctx)), ctypes.c_bool(False))
+
+
 def address(pointer: object) -> int:
     """The address that a ctypes pointer holds."""
     if isinstance(pointer, int):

@@ -1,4 +1,4 @@
-"""Graphs are built once per context and 256 KV cells entered, and once per change of verify width: exactly.
+"""Graphs are built once per context, width and 256 KV cells entered: exactly.
 
 The counts come from process_ubatch inside libllama. A graph may be reused for another skip set only if the plan's id
 takes part in the comparison: a draft graph reused for verify would be lossy without any other sign, so it has its own
@@ -12,24 +12,30 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lowlevel import GreedyChain, Hook, Opened, random_tokens, rpc_devices
+from lowlevel import GreedyChain, Hook, Opened, keep_no_graphs, random_tokens, rpc_devices
 
 CELLS = 256  # n_kv grows in these steps, and a graph is built for one n_kv
 N_CTX = 1024
+KEPT, PLACES = 16, 6  # widths whose graphs are kept, and how many of them (cpp/hook/pyssd-slots.cpp)
 
 
 class ExpectedBuilds:
-    """What a context must build: a new graph whenever the batch's width or the window of cells changes."""
+    """What a context must build: a graph whenever the window of cells changes, for each width up to `kept`.
 
-    def __init__(self) -> None:
+    The wider ones take turns in one place.
+    """
+
+    def __init__(self, kept: int = 0) -> None:
         self.count = 0
-        self.last: tuple[int, int] | None = None
+        self.kept = kept
+        self.last: dict[int, tuple[int, int]] = {}
 
     def run(self, width: int, cells: int) -> None:
         """Note a decode of width tokens after which `cells` cells are in use."""
         shape = (width, -(-cells // CELLS))
-        self.count += shape != self.last
-        self.last = shape
+        place = width if width <= self.kept else 0
+        self.count += shape != self.last.get(place)
+        self.last[place] = shape
 
 
 def play_rounds(
@@ -38,7 +44,7 @@ def play_rounds(
     """Prefill, then rounds with the given draft lengths in turn; builds counted, builds expected, acceptance."""
     session = opened.session
     before = session.graphs_built()
-    target, draft = ExpectedBuilds(), ExpectedBuilds()
+    target, draft = ExpectedBuilds(KEPT), ExpectedBuilds()
     prompt = random_tokens(n_prompt, opened.n_vocab)
     session.prefill(prompt)
     target.run(n_prompt, n_prompt)
@@ -112,6 +118,45 @@ def test_builds_with_offloaded_layers(tiny_llama: Path, rpc_server: str, n_gpu_l
         opened.session.set_skip(opened.bits(attention=[3], mlp=[0]))
         built, expected, _ = play_rounds(opened, n_prompt=240, draft_lens=[3], stop_at=300)
     assert built == expected
+
+
+def test_more_widths_than_places_are_built_again(tiny_llama: Path) -> None:
+    """The one that was not used for longest gives way; memory stays bounded."""
+    with Opened(tiny_llama, n_ctx=N_CTX) as opened:
+        session = opened.session
+        opened.bits()  # the blocks are known
+        some = np.arange(1, PLACES + 1, dtype=np.int32)
+        session.time_verify(some)
+        built, nbytes = session.graphs_built()["target"], session.context_nbytes()["target"]
+        session.time_verify(np.tile(some, 3))
+        assert session.graphs_built()["target"] == built
+        assert session.context_nbytes()["target"] == nbytes
+        session.time_verify(np.arange(PLACES + 1, 0, -1, dtype=np.int32))
+        # the new one took the place of width 1, which comes last
+        assert session.graphs_built()["target"] == built + 2
+
+
+@pytest.mark.parametrize("n_prompt", [20, 240])
+def test_rows_do_not_depend_on_which_graph_is_kept(tiny_llama: Path, n_prompt: int) -> None:
+    """A kept graph gives the rows that one built for the pass gives, in every order of widths and across a window."""
+    widths = [1, 3, 1, 17, 1, 3, 2, 1, 5, 17, 6, 7, 1, 3, 8, 9, 3]
+    tokens = random_tokens(400, 512)
+    with Opened(tiny_llama, n_ctx=N_CTX) as kept, Opened(tiny_llama, n_ctx=N_CTX) as fresh:
+        for opened in (kept, fresh):
+            opened.bits()  # from here on graphs are kept
+            opened.session.prefill(tokens[:n_prompt])
+        keep_no_graphs(fresh)
+        at = n_prompt
+        for width in widths:
+            rows = []
+            for opened in (kept, fresh):
+                session = opened.session
+                session.verify_begin(int(tokens[at]), tokens[at + 1 : at + width])
+                rows.append([session.logits(row).copy() for row in range(width)])
+                session.verify_end(width)
+            assert np.array_equal(rows[0], rows[1]), width
+            at += width
+        assert kept.session.graphs_built()["target"] < fresh.session.graphs_built()["target"]
 
 
 def test_changing_the_skip_set_builds_once_and_setting_it_again_does_not(tiny_llama: Path) -> None:

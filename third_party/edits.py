@@ -109,6 +109,23 @@ EDITS: tuple[Edit, ...] = (
         "        }\n\n        ",
         "before",
     ),
+    # Graphs are kept for several widths; they go where upstream's own go.
+    Edit(
+        CONTEXT_CPP,
+        "if (mctx && !mctx->apply()) {",
+        "pyssd_slots_choose(*this, ubatch.n_tokens); // pyssd:\n\n    ",
+        "before",
+    ),
+    Edit(
+        CONTEXT_CPP,
+        "sched_need_reserve = false;",
+        "\n\n    pyssd_slots_drop(*this); // pyssd:",
+    ),
+    Edit(
+        CONTEXT_CPP,
+        "GGML_ASSERT(n_outputs >= 1);",
+        "\n\n    pyssd_slots_drop(*this); // pyssd:",
+    ),
     # The walk over the blocks needs the graph as it was built, before the scheduler puts copies between devices into it.
     Edit(
         CONTEXT_CPP,
@@ -121,11 +138,11 @@ EDITS: tuple[Edit, ...] = (
         "res += n_sampling_nodes;",
         "\n    res += pyssd_extra_nodes(*this); // pyssd:",
     ),
-    # A plan may outgrow or undercut the reserve on purpose: no warning about it at close.
+    # A plan or a kept graph may outgrow or undercut the reserve on purpose: no warning about it at close.
     Edit(
         CONTEXT_CPP,
         "if (!model.hparams.no_alloc && !opt_ctx) {",
-        "if (!model.hparams.no_alloc && !opt_ctx && !pyssd.owner) { // pyssd:",
+        "if (!model.hparams.no_alloc && !opt_ctx && !pyssd.owner && !pyssd.slots) { // pyssd:",
         "replace",
     ),
     # Our packed buffer type comes before upstream's: the first one that supports a weight gets it.

@@ -59,6 +59,7 @@
     X(pyssd_reference_set)         \
     X(pyssd_invariant_set)         \
     X(pyssd_single_rows_set)       \
+    X(pyssd_slots_set)             \
     X(pyssd_weights_list)          \
     X(pyssd_sizeof)                \
     X(pyssd_tap_get)

@@ -77,6 +77,7 @@ void session::close() {
             draft_ctx = nullptr;
         }
         chain_copy.release();
+        api().pyssd_slots_set(target, false);
         api().llama_set_abort_callback(target, nullptr, nullptr);
     }
     busy = false;
@@ -140,6 +141,9 @@ const std::string & session::find_refusal() {
         api().pyssd_blocks_find(target, block_list.data(), n);
     } else if (refusal_text.empty()) {
         refusal_text = api().pyssd_error(target);
+    }
+    if (refusal_text.empty()) {
+        api().pyssd_slots_set(target, true); // rounds go back and forth between a few widths
     }
     return refusal_text;
 }

@@ -4,7 +4,9 @@
 
 #include "llama-context.h"
 
+#include <array>
 #include <memory>
+#include <utility>
 
 struct pyssd_access {
     static pyssd_state &       state(llama_context & ctx) { return ctx.pyssd; }
@@ -24,6 +26,20 @@ struct pyssd_access {
     static int64_t output_row(const llama_context & ctx, int32_t i) { return ctx.output_resolve_row(i); }
     static bool    has_adapters(const llama_context & ctx) {
         return !(ctx.pyssd.owner ? ctx.pyssd.owner : &ctx)->loras->empty();
+    }
+
+    // the scheduler and the graphs that the next pass uses, for others of the same context
+    static void exchange_graphs(llama_context & ctx, ggml_backend_sched_ptr & sched,
+                                std::array<llm_graph_result_ptr, 2> & results, llm_graph_result *& active) {
+        std::swap(ctx.sched, sched);
+        std::swap(ctx.gf_res_prev, results);
+        std::swap(ctx.gf_res_prev_active, active);
+    }
+    static ggml_backend_sched_ptr new_sched(const llama_context & ctx) {
+        return ggml_backend_sched_ptr(ggml_backend_sched_new(
+            const_cast<ggml_backend_t *>(ctx.backend_ptrs.data()),
+            const_cast<ggml_backend_buffer_type_t *>(ctx.backend_buft.data()), (int) ctx.backend_ptrs.size(),
+            (size_t) ctx.gf_res_reserve->get_max_nodes(), false, ctx.cparams.op_offload));
     }
 
     static void reserve_again(llama_context & ctx) { ctx.sched_need_reserve = true; }

@@ -305,6 +305,7 @@ size_t pyssd_context_nbytes(const llama_context * ctx) {
     size_t sum = 0;
     for (ggml_backend_t backend : pyssd_access::backends(*ctx)) {
         sum += ggml_backend_sched_get_buffer_size(ctx->get_sched(), backend);
+        sum += pyssd_slots_nbytes(*ctx, backend);
     }
     ggml_backend_buffer_t output = pyssd_access::output_buffer(*ctx);
     return sum + (output ? ggml_backend_buffer_get_size(output) : 0);

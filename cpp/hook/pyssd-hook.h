@@ -95,6 +95,10 @@ LLAMA_API void pyssd_invariant_set(struct llama_context * ctx, bool value);
 // for contexts without a plan
 LLAMA_API void pyssd_single_rows_set(struct llama_context * ctx, bool value);
 
+// keep the graphs of the few narrow widths that come up, so that going back and forth between them builds none; for
+// contexts that are no borrowers. false frees them
+LLAMA_API void pyssd_slots_set(struct llama_context * ctx, bool value);
+
 // after llama_decode: logits of batch row i, [n_vocab], -inf for rows that the plan's head trim left out; NULL if none
 LLAMA_API const float * pyssd_logits_ith(struct llama_context * ctx, int32_t i);
 

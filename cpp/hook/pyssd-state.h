@@ -5,11 +5,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 struct ggml_tensor;
 struct llama_context;
+struct pyssd_slots;
 
 // a resolved graph plan; id 0 = stock graph
 struct pyssd_graph_plan {
@@ -39,6 +41,8 @@ struct pyssd_state {
     pyssd_graph_plan plan;
     std::array<pyssd_outputs, 2>
              outputs; // of the last graphs without and with output rows, as llama_context keeps them
+    std::shared_ptr<pyssd_slots> slots; // graphs of narrow passes, or none: see pyssd-slots.cpp
+
     uint64_t n_built = 0;
     int32_t  n_nodes = 0;
 
