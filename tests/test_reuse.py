@@ -16,7 +16,10 @@ from lowlevel import GreedyChain, Hook, Opened, keep_no_graphs, random_tokens, r
 
 CELLS = 256  # n_kv grows in these steps, and a graph is built for one n_kv
 N_CTX = 1024
-KEPT, PLACES = 16, 6  # widths whose graphs are kept, and how many of them (cpp/hook/pyssd-slots.cpp)
+KEPT, PLACES = (
+    16,
+    6,
+)  # widths whose graphs are kept, and how many of them (cpp/hook/pyssd-slots.cpp)
 
 
 class ExpectedBuilds:

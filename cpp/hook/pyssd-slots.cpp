@@ -25,17 +25,17 @@ constexpr size_t   MAX_SLOTS = 6;
 } // namespace
 
 struct pyssd_slot {
-    uint32_t                             n_tokens = 0;
-    uint64_t                             used     = 0;
-    ggml_backend_sched_ptr               sched;
-    std::array<llm_graph_result_ptr, 2>  results;
-    llm_graph_result *                   active = nullptr;
+    uint32_t                            n_tokens = 0;
+    uint64_t                            used     = 0;
+    ggml_backend_sched_ptr              sched;
+    std::array<llm_graph_result_ptr, 2> results;
+    llm_graph_result *                  active = nullptr;
 };
 
 struct pyssd_slots {
     std::vector<std::unique_ptr<pyssd_slot>> all;
-    pyssd_slot *                             current = nullptr; // holds what the context's own members held; null = none
-    uint64_t                                 clock   = 0;
+    pyssd_slot * current = nullptr; // holds what the context's own members held; null = none
+    uint64_t     clock   = 0;
 };
 
 static void exchange(llama_context & ctx, pyssd_slot & slot) {

@@ -40,7 +40,7 @@ struct pyssd_state {
 
     pyssd_graph_plan plan;
     std::array<pyssd_outputs, 2>
-             outputs; // of the last graphs without and with output rows, as llama_context keeps them
+        outputs;                        // of the last graphs without and with output rows, as llama_context keeps them
     std::shared_ptr<pyssd_slots> slots; // graphs of narrow passes, or none: see pyssd-slots.cpp
 
     uint64_t n_built = 0;
