@@ -229,7 +229,10 @@ def test_scores_hold_the_targets_rows(tiny_llama: Path, options: dict[str, Any])
         complete(llm, **options)
         tokens = llm.input_ids[: llm.n_tokens]
         expected = llm.skip_logits(tokens.tolist(), None)
-        assert np.allclose(llm.scores[: llm.n_tokens], expected, atol=1e-3)
+        drafted = llm.skip_logits(tokens.tolist(), "f:1,2")
+        # One wide pass and many narrow ones may round a half-precision cache cell differently (1e-3 here on AVX2).
+        assert np.allclose(llm.scores[: llm.n_tokens], expected, rtol=0, atol=1e-2)
+        assert (np.abs(drafted - expected).max(axis=1)[1:] > 0.1).all(), "a draft's row would pass"
         assert llm._scores.shape == (llm.n_tokens, llm.n_vocab())
         assert len(llm.eval_logits) == llm.n_tokens
 
