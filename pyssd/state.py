@@ -306,7 +306,8 @@ class SessionLlama(llama_module.Llama):  # type: ignore[misc]
             head_rows: Rows of the LM head to apply, 0 = all; logits of the others are -inf.
 
         Returns:
-            float32 [n, n_vocab], the logits behind each token.
+            float32 [n, n_vocab], the logits behind each token. Attention sums in chunks of cells and the text lies behind
+            the object's own, so that rows agree with the target's bit for bit only where that one is empty (`reset()`).
         """
         session, array = self._scout_input(tokens)
         bits = None if skip_set is None else SkipSet.of(skip_set, self._blocks).bits(self._blocks)
