@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -35,6 +36,9 @@ class SpecConfig:
         head_rows: rows of the LM head used in drafting, a multiple of 256; 0 = all, None = chosen by measurement.
         coupling: the noise of sampling: "gumbel" (shared by draft and target) or "llama_cpp" (the
             sampler of llama.cpp).
+        guard_margin: logits; where rows depend on the width of a pass (`Llama.exactness.level` is 1), a pick that a
+            difference of this size could change is settled as plain decoding would settle it (near-tie guard,
+            docs/guarantees.md). 0 = not, for it costs most of what drafting gains; `pyssd check` measures the margin.
         always: draft even where plain decoding measures faster.
 
     Raises:
@@ -49,6 +53,7 @@ class SpecConfig:
     selector: str | None = None
     head_rows: int | None = None
     coupling: str = "gumbel"
+    guard_margin: float = 0.0
     always: bool = False
 
     def __post_init__(self) -> None:
@@ -75,6 +80,7 @@ class SpecConfig:
         if self.selector is not None:
             _check_name("selector", self.selector, SELECTORS)
         _check_name("coupling", self.coupling, COUPLINGS)
+        object.__setattr__(self, "guard_margin", _margin(self.guard_margin))
         if not isinstance(self.always, bool):
             raise TypeError(f"always is {self.always!r}; pass True or False")
 
@@ -126,6 +132,16 @@ def _fraction(value: object) -> float:
         raise TypeError(f"min_confidence is {value!r}; pass a number from 0 to 1, or None")
     if not 0.0 <= value <= 1.0:
         raise OptionError(f"min_confidence is {value!r}; use a number from 0 to 1, or None")
+    return float(value)
+
+
+def _margin(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"guard_margin is {value!r}; pass a number of logits, 0 for no guard")
+    if not 0.0 <= value < math.inf:
+        raise OptionError(
+            f"guard_margin is {value!r}; use a finite number of logits, 0 for no guard"
+        )
     return float(value)
 
 

@@ -53,6 +53,7 @@ class DraftPlan:
         skip: A skip set that may draft, or None.
         index: The tokens to copy from, or None. It outlives the generation, as the next one does.
         table: What the target ranked highest, or None.
+        guard: Margin of the near-tie guard in logits, 0 = none.
         always: Draft wherever there is something to draft.
         forced: Replaces the other means, or None.
     """
@@ -63,6 +64,7 @@ class DraftPlan:
     skip: SkipArm | None = None
     index: NgramIndex | None = None
     table: RecycleTable | None = None
+    guard: float = 0.0
     always: bool = False
     forced: Forced | None = None
 
@@ -144,6 +146,7 @@ class Engine:
             last_token: Emitted before, not in KV yet.
         """
         session, recycler, forced = self.session, self._recycler, self.plan.forced
+        guard = self.plan.guard
         while self.has_room():
             turn = self.draft(chain, last_token)
             if forced is not None:
@@ -155,10 +158,11 @@ class Engine:
                     turn.tokens,
                     recycler.table,
                     recycler.before,
+                    guard=guard,
                     drafted=turn.n_drafted,
                 )
             else:
-                emitted = session.verify(chain, last_token, turn.tokens)
+                emitted = session.verify(chain, last_token, turn.tokens, guard=guard)
             self.accept(turn, emitted, time.perf_counter() - turn.drafted)
             tokens: list[int] = emitted.tolist()
             yield tokens
@@ -282,6 +286,7 @@ class Engine:
         counters = self.session.counters()
         stats.draft_seconds = counters["draft_seconds"] - self._counters["draft_seconds"]
         stats.verify_seconds = counters["verify_seconds"] - self._counters["verify_seconds"]
+        stats.settled = int(counters["guard_rows"] - self._counters["guard_rows"])
         stats.graphs_built = sum(self.session.graphs_built().values()) - self._graphs
         stats.decision = self.plan.reason
         if self._is_plain:

@@ -237,6 +237,15 @@ class Llama(RequestLlama):
                     for index, layer, kind, nbytes, device in session.blocks()
                 ]
         chosen = None if skip_set is None else read_skip_set(skip_set, self._blocks or None)
+        self.exactness: Exactness = judge_exactness(
+            exact=exact,
+            packed=self._packed,
+            elsewhere=self._elsewhere,
+            flash_attn=self._session is not None and flash_attention_is_on(self._ctx.ctx),
+            devices={block.device for block in self._blocks},
+            weight_types=weight_types,
+            guard=SpecConfig.of(speculative)[1].guard_margin,
+        )
         if self._session is not None:
             self._planner = Planner(
                 self._session,
@@ -247,15 +256,8 @@ class Llama(RequestLlama):
                 self._n_vocab,
                 self._n_ctx,
                 can_trim=self.lora_path is None,
+                is_exact=self.exactness.level > 1,
             )
-        self.exactness: Exactness = judge_exactness(
-            exact=exact,
-            packed=self._packed,
-            elsewhere=self._elsewhere,
-            flash_attn=self._session is not None and flash_attention_is_on(self._ctx.ctx),
-            devices={block.device for block in self._blocks},
-            weight_types=weight_types,
-        )
 
     def _open_session(self, exact: bool) -> Session:
         """Open the session, with the reference mode where exactness was asked for and packed weights do not give it."""

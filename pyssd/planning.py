@@ -42,6 +42,7 @@ class Planner:
         n_vocab: Rows of the LM head.
         n_ctx: Cells of the context.
         can_trim: Whether the LM head may be trimmed; with a LoRA it may not.
+        is_exact: Whether rows are the same at every width; then there is nothing for a near-tie guard to do.
 
     Attributes:
         forced: Replaces all means of drafting while it is set (see Forced).
@@ -58,8 +59,10 @@ class Planner:
         n_ctx: int,
         *,
         can_trim: bool = True,
+        is_exact: bool = True,
     ) -> None:
         self._can_trim = can_trim
+        self._is_exact = is_exact
         self.forced: Forced | None = None
         self._session = session
         self._blocks = blocks
@@ -126,6 +129,7 @@ class Planner:
             skip=None if chosen is None else self._arm(chosen, config),
             index=self._ngram_index() if copies else None,
             table=self._recycle_table() if recycles else None,
+            guard=0.0 if self._is_exact else config.guard_margin,
             always=always,
         )
 

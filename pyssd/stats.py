@@ -25,6 +25,7 @@ class SpecStats:
         draft_seconds: time spent drafting.
         verify_seconds: time spent verifying.
         controller_seconds: time spent choosing, on free drafts and on learning from rounds.
+        settled: near-ties that the guard settled.
         graphs_built: graphs that the contexts built.
         skip_set: the skip set in use, as text.
         reason: what was used and why, one sentence.
@@ -46,6 +47,7 @@ class SpecStats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     controller_seconds: float = 0.0
+    settled: int = 0
     graphs_built: int = 0
     skip_set: str = ""
     reason: str = ""
@@ -135,6 +137,7 @@ _SUMMED = (
     "draft_seconds",
     "verify_seconds",
     "controller_seconds",
+    "settled",
     "graphs_built",
 )
 

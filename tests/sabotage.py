@@ -63,6 +63,17 @@ FAULTS: dict[str, tuple[str, tuple[str, ...]]] = {
         "the recycling table keeps what it learnt first",
         ("tests/test_core_recycle.py::test_entries_follow_the_target",),
     ),
+    "kept-graphs": (
+        "no graph is kept for a width",
+        (
+            "tests/test_reuse.py::test_builds_with_rejections_and_changing_widths[draft_lens1]",
+            "tests/test_reuse.py::test_rows_do_not_depend_on_which_graph_is_kept[20]",
+        ),
+    ),
+    "guard-off": (
+        "the option of the near-tie guard does not reach verification",
+        ("tests/test_guard_option.py::test_every_pick_within_the_margin_is_settled[greedy-skip]",),
+    ),
     "graph-counter": (
         "the counter of built graphs is frozen",
         ("tests/test_reuse.py::test_one_build_per_context_and_window_of_cells",),
@@ -84,6 +95,10 @@ if FAULT == "cost-table":
     from pyssd.cost import CostModel
     stock_table = CostModel.table
     CostModel.table = lambda self, n: [s * (2.0 if w > 1 else 1.0) for w, s in enumerate(stock_table(self, n))]
+if FAULT == "guard-off":
+    import pyssd.planning
+    stock_plan = pyssd.planning.DraftPlan
+    pyssd.planning.DraftPlan = lambda *given, **named: stock_plan(*given, **{**named, "guard": 0.0})
 if FAULT == "plain-arm":
     import pyssd.controller
     stock_choose = pyssd.controller.Controller.choose

@@ -25,7 +25,19 @@ def test_accepted_forms(value: object, mode: str, config: SpecConfig) -> None:
     assert SpecConfig.of(value) == (mode, config)
 
 
-@pytest.mark.parametrize("value", [None, 1, 0.5, {"length": 3}, ["auto"], {"always": 1}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        1,
+        0.5,
+        {"length": 3},
+        ["auto"],
+        {"always": 1},
+        {"guard_margin": True},
+        {"guard_margin": "0.4"},
+    ],
+)
 def test_wrong_types_are_type_errors(value: object) -> None:
     with pytest.raises(TypeError):
         SpecConfig.of(value)
@@ -48,6 +60,9 @@ def test_wrong_types_are_type_errors(value: object) -> None:
         {"head_rows": -256},
         {"head_rows": 100},
         {"min_confidence": 1.5},
+        {"guard_margin": -0.1},
+        {"guard_margin": float("nan")},
+        {"guard_margin": float("inf")},
     ],
 )
 def test_values_out_of_range_are_value_errors(value: object) -> None:

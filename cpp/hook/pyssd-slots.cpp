@@ -1,4 +1,5 @@
 #include "pyssd-access.h"
+#include "pyssd-fault.h"
 #include "pyssd-hook.h"
 #include "pyssd-plan.h"
 
@@ -72,7 +73,7 @@ static pyssd_slot & slot_of(llama_context & ctx, pyssd_slots & slots, uint32_t n
 
 void pyssd_slots_choose(llama_context & ctx, uint32_t n_tokens) {
     pyssd_slots * slots = pyssd_access::state(ctx).slots.get();
-    if (!slots || (slots->current && slots->current->n_tokens == n_tokens)) {
+    if (!slots || pyssd_fault("kept-graphs") || (slots->current && slots->current->n_tokens == n_tokens)) {
         return;
     }
     leave(ctx, *slots);

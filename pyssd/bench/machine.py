@@ -28,12 +28,14 @@ def processor() -> str:
 def session(command: Sequence[str]) -> dict[str, Any]:
     """Return what is noted about one run: command, time, load of the machine, version and commit."""
     import pyssd
+    from pyssd.kernels import instruction_set
 
     load = os.getloadavg() if hasattr(os, "getloadavg") else ()
     return {
         "command": shlex.join(command),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        "instructions": instruction_set(),
         "load_at_start": [round(value, 2) for value in load],
         "pyssd": pyssd.__version__,
         "commit": commit(),

@@ -76,7 +76,7 @@ class Run:
         return tokens / seconds if tokens > 0 and seconds > 0 else None
 
 
-def run_once(llm: Llama, text: str, sampling: Sampling, speculative: str) -> Run:
+def run_once(llm: Llama, text: str, sampling: Sampling, speculative: object) -> Run:
     """Answer a prompt in an empty context; as a chat where the model has a template for one."""
     llm.reset()
     pieces: list[str] = []
@@ -97,7 +97,7 @@ def run_once(llm: Llama, text: str, sampling: Sampling, speculative: str) -> Run
 
 
 def _pieces(
-    llm: Llama, text: str, sampling: Sampling, speculative: str
+    llm: Llama, text: str, sampling: Sampling, speculative: object
 ) -> Iterator[tuple[str, str | None]]:
     options: dict[str, Any] = {
         "max_tokens": sampling.tokens,
