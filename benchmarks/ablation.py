@@ -1,8 +1,8 @@
 """What each means of drafting adds: copies, recycled drafts, both, both with a skip set, and the skip set alone.
 
-Every arm answers a prompt after plain decoding has, in turn, `--repeats` times over, in one process. By default no skip set is
-looked for where the measured costs say that none can pay; here one is (`selector="greedy"`), once, outside of the times. The
-controller decides round by round in all arms, plain decoding included, but in "skip, always", which drafts in every round.
+Every arm answers a prompt after plain decoding has, in turn, `--repeats` times over, in one process. By default no skip set
+is looked for where the measured costs say that none can pay; here one is (`selector="greedy"`), once, outside of the times.
+The controller decides round by round in all arms, plain decoding included, but in "skip, always", which drafts in every round.
 
     python benchmarks/ablation.py [--models NAME ...] [--domains NAME ...] [--limit 2] [--repeats 2] [--out FILE]
 
