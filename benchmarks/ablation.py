@@ -2,7 +2,7 @@
 
 Every arm answers a prompt after plain decoding has, in turn, `--repeats` times over, in one process. By default no skip set
 is looked for where the measured costs say that none can pay; here one is (`selector="greedy"`), once, outside of the times.
-The controller decides round by round in all arms, plain decoding included, but in "skip, always", which drafts in every round.
+The controller decides round by round in all arms, plain decoding included, but "skip, always" drafts in every round.
 
     python benchmarks/ablation.py [--models NAME ...] [--domains NAME ...] [--limit 2] [--repeats 2] [--out FILE]
 

@@ -1,43 +1,45 @@
 """Perplexity of pyssd's kernels and of upstream's on the same texts, at equal and unequal precision of attention.
 
-Upstream's flash attention sums values in F16 where the cells are F16, which by itself moves perplexity; pyssd's sums in F32.
-With cells in F32 both do, and what is left is the difference of the matrix products.
+Flash attention of upstream sums values in F16, which by itself moves perplexity; pyssd's sums in F32. Without flash attention
+and with cells in F32 both run upstream's attention, and what is left is the difference of the products with weights. (Cells
+in F32 alone would change nothing: llama.cpp casts them to F16 for flash attention.)
 
-    python benchmarks/perplexity.py [--models NAME ...] [--arms ARM ...] [--data DIR] [--out FILE]
+Differences are of the mean loss of the same tokens, in percent of perplexity, with the standard error of that mean.
 
-Arms that the file holds already are not measured again.
+    python benchmarks/perplexity.py [--models NAME ...] [--texts 7] [--data DIR] [--out FILE]
+
+A model that the file holds already is not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pyssd import Llama, kernels
+from pyssd import Llama
+from pyssd.bench import machine
 from pyssd.models import find_model
 
-N_TEXTS, N_TOKENS, ROWS = 7, 1200, 64
-F32 = {"type_k": 0, "type_v": 0}
+N_TOKENS, ROWS = 1200, 64
+F32_ATTENTION = {"flash_attn": False, "type_k": 0, "type_v": 0}
 ARMS: dict[str, dict[str, Any]] = {
     "pyssd": {},
     "upstream": {"kernels": "upstream"},
-    "pyssd, F32 cells": F32,
-    "upstream, F32 cells": {"kernels": "upstream", **F32},
-    "upstream, F32 cells, no flash attention": {"kernels": "upstream", "flash_attn": False, **F32},
+    "pyssd, F32 attention": F32_ATTENTION,
+    "upstream, F32 attention": {"kernels": "upstream", **F32_ATTENTION},
 }
 COMPARED = {
-    "default": ("pyssd", "upstream"),
-    "upstream's attention, F16 sums against F32": ("upstream", "upstream, F32 cells"),
-    "equal attention: F32 cells": ("pyssd, F32 cells", "upstream, F32 cells"),
-    "pyssd's default against F32 attention": (
-        "pyssd",
-        "upstream, F32 cells, no flash attention",
-    ),
+    "defaults": ("pyssd", "upstream"),
+    "equal attention": ("pyssd, F32 attention", "upstream, F32 attention"),
+    "pyssd's attention against F32": ("pyssd", "pyssd, F32 attention"),
+    "upstream's attention against F32": ("upstream", "upstream, F32 attention"),
 }
 
 
@@ -49,9 +51,9 @@ def losses_of(logits: np.ndarray, following: np.ndarray) -> np.ndarray:
     return log_sum - rows[np.arange(len(rows)), following]
 
 
-def perplexity(model: Path, texts: list[str], options: dict[str, Any]) -> tuple[float, int]:
-    """Perplexity of the first N_TOKENS of each text, each in a fresh pass, and the number of tokens judged."""
-    losses: list[np.ndarray] = []
+def losses(model: Path, texts: list[str], options: dict[str, Any]) -> np.ndarray:
+    """Losses of the first N_TOKENS of each text but its first one, each text in a fresh pass; float64 [T]."""
+    found: list[np.ndarray] = []
     with Llama(str(model), n_ctx=2048, verbose=False, speculative="off", **options) as llm:
         for text in texts:
             tokens = llm.tokenize(text.encode())[:N_TOKENS]
@@ -59,43 +61,53 @@ def perplexity(model: Path, texts: list[str], options: dict[str, Any]) -> tuple[
             for start in range(0, len(tokens) - 1, ROWS):
                 stop = min(start + ROWS, len(tokens) - 1)
                 following = np.asarray(tokens[start + 1 : stop + 1])
-                losses.append(losses_of(logits[start:stop], following))
-    joined = np.concatenate(losses)
-    return float(np.exp(joined.mean())), len(joined)
+                found.append(losses_of(logits[start:stop], following))
+    return np.concatenate(found)
+
+
+def difference(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
+    """How much higher the perplexity of the first is, in percent, and the standard error of that."""
+    by_token = first - second
+    error = by_token.std(ddof=1) / math.sqrt(len(by_token))
+    return {
+        "percent": round(100.0 * math.expm1(by_token.mean()), 3),
+        "standard_error": round(100.0 * error, 3),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--models", nargs="*", default=["smollm2-135m", "qwen2.5-coder-1.5b"])
-    parser.add_argument("--arms", nargs="*", default=list(ARMS), choices=list(ARMS))
+    parser.add_argument("--texts", type=int, default=7)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/perplexity.json"))
     args = parser.parse_args()
     lines = (args.data / "long_4k.dev.jsonl").read_text(encoding="utf-8").splitlines()
-    texts = [json.loads(line)["prompt"] for line in lines[:N_TEXTS]]
-    what = f"first {N_TOKENS} tokens of the first {N_TEXTS} prompts of long_4k.dev"
-    results: dict[str, Any] = {"text": what, "perplexity": {}}
+    texts = [json.loads(line)["prompt"] for line in lines[: args.texts]]
+    session = machine.session(["python", *sys.argv])
+    results: dict[str, Any] = {
+        "text": f"first {N_TOKENS} tokens of the first {len(texts)} prompts of long_4k.dev",
+        "command": shlex.join(["python", *sys.argv]),
+        "machine": f"{machine.processor()}, {session['instructions']}",
+        "models": {},
+    }
     if args.out.is_file():
         old = json.loads(args.out.read_text(encoding="utf-8"))
-        if old.get("text") == what:
+        if old.get("text") == results["text"]:
             results = old
-    results["command"] = " ".join(["python", sys.argv[0]])
-    results["instruction_set"] = kernels.instruction_set()
     for name in args.models:
-        model = find_model(name)
-        arms = results["perplexity"].setdefault(name, {})
-        for arm in args.arms:
-            if arm not in arms:
-                value, n_tokens = perplexity(model, texts, ARMS[arm])
-                arms[arm] = round(value, 5)
-                results.setdefault("n_tokens", {})[name] = n_tokens
-            results.setdefault("difference_percent", {})[name] = {
-                label: round(100 * (arms[a] / arms[b] - 1), 3)
-                for label, (a, b) in COMPARED.items()
-                if a in arms and b in arms
-            }
-            args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        print(name, arms, results["difference_percent"][name])
+        if name in results["models"]:
+            continue
+        found = {arm: losses(find_model(name), texts, ARMS[arm]) for arm in ARMS}
+        results["models"][name] = {
+            "tokens": len(found["pyssd"]),
+            "perplexity": {arm: round(math.exp(values.mean()), 4) for arm, values in found.items()},
+            "difference": {
+                label: difference(found[a], found[b]) for label, (a, b) in COMPARED.items()
+            },
+        }
+        args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        print(name, json.dumps(results["models"][name], indent=1))
 
 
 if __name__ == "__main__":
