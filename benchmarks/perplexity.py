@@ -1,8 +1,8 @@
 """Perplexity of pyssd's kernels and of upstream's on the same texts, at equal and unequal precision of attention.
 
-Flash attention of upstream sums values in F16, which by itself moves perplexity; pyssd's sums in F32. Without flash attention
-and with cells in F32 both run upstream's attention, and what is left is the difference of the products with weights. (Cells
-in F32 alone would change nothing: llama.cpp casts them to F16 for flash attention.)
+Flash attention of upstream sums values in F16, which by itself moves perplexity; pyssd's sums in F32. Without flash
+attention and with cells in F32 both run upstream's attention, and what is left is the difference of the products with
+weights. (Cells in F32 alone would change nothing: llama.cpp casts them to F16 for flash attention.)
 
 Differences are of the mean loss of the same tokens, in percent of perplexity, with the standard error of that mean.
 
