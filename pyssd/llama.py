@@ -31,7 +31,7 @@ from pyssd.loading import (
 )
 from pyssd.model_file import check_model_file
 from pyssd.options import check_options, per_call_signature, reject_unknown
-from pyssd.planning import Planner, read_skip_set
+from pyssd.planning import DraftMemory, Planner, read_skip_set
 from pyssd.requests import CLOSED, Gate
 from pyssd.skipset import Block, BlockKind, SkipSet
 from pyssd.stats import SpecStats
@@ -302,15 +302,24 @@ class Llama(RequestLlama):
         with self._gate.enter(call):
             return super().embed(*args, **kwargs)
 
-    def forget_drafts(self) -> None:
+    def draft_memory(self) -> DraftMemory:
+        """Return what drafts are recycled from now, for `forget_drafts` to go back to."""
+        call, _ = self._gate.join()
+        with self._gate.enter(call):
+            return DraftMemory(None) if self._planner is None else self._planner.draft_memory()
+
+    def forget_drafts(self, back_to: DraftMemory | None = None) -> None:
         """Forget what drafts are copied and recycled from; texts do not change, only the next drafts do.
 
         For measurements: a prompt that is run again would otherwise be answered from memory.
+
+        Args:
+            back_to: Forget only what came after this memory was taken; None = everything.
         """
         call, _ = self._gate.join()
         with self._gate.enter(call):
             if self._planner is not None:
-                self._planner.forget_drafts()
+                self._planner.forget_drafts(back_to)
 
     # life cycle ---------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -28,6 +29,17 @@ _SEARCH_GAIN = 1.03  # over what is reached without, for a search to pay
 _LOG = logging.getLogger("pyssd")
 
 SkipSetLike = SkipSet | str | Path | Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftMemory:
+    """What drafts were recycled from at some moment (Llama.draft_memory).
+
+    Attributes:
+        table: A copy of the recycling table, or None where nothing had been recycled yet.
+    """
+
+    table: RecycleTable | None
 
 
 class Planner:
@@ -137,11 +149,20 @@ class Planner:
         """Note int32 [n] tokens that the target emitted: they say how much of the LM head drafting needs."""
         self._head.learn(tokens)
 
-    def forget_drafts(self) -> None:
-        """Forget tokens to copy and to recycle; what rounds cost and how often drafts were right is kept."""
+    def draft_memory(self) -> DraftMemory:
+        """Return a copy of what drafts are recycled from."""
+        return DraftMemory(None if self._table is None else self._table.copy())
+
+    def forget_drafts(self, back_to: DraftMemory | None = None) -> None:
+        """Forget tokens to copy, and those to recycle, all of them or what came after a memory was taken.
+
+        What rounds cost is kept, and without a memory how often drafts were right.
+        """
         if self._index is not None:
             self._index.rewind(0)
-        if self._table is not None:
+        if back_to is not None and back_to.table is not None:
+            self._table = back_to.table.copy()
+        elif self._table is not None:
             self._table.clear()
 
     def _plain(self, reason: str) -> DraftPlan:

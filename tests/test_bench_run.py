@@ -143,9 +143,10 @@ def test_each_pyssd_run_begins_without_what_drafts_learnt(
     with pyssd.Llama(str(tiny_llama), n_ctx=512, n_threads=1, verbose=False) as llm:
         forget, run_once = llm.forget_drafts, runner.run_once
 
-        def noting_forget() -> None:
+        def noting_forget(back_to: Any) -> None:
+            assert back_to is None
             happened.append("forget")
-            forget()
+            forget(back_to)
 
         def noting_run(llm: Any, text: str, sampling: Sampling, speculative: str) -> runner.Run:
             happened.append(speculative)
@@ -158,6 +159,52 @@ def test_each_pyssd_run_begins_without_what_drafts_learnt(
         record = runner.measure(llm, Prompt("1", "x", "hello hello"), Sampling(8, 0.8, 3), 2)
     assert happened == ["off", "forget", "auto", "off", "forget", "auto"]
     assert record["plain_repeats"], "the same seed gives the same text"
+
+
+def test_with_remember_drafts_know_the_prompts_before_and_not_this_one(tiny_llama: Path) -> None:
+    sampling = Sampling(24, 0.0, 3)
+    with pyssd.Llama(str(tiny_llama), n_ctx=512, n_threads=1, verbose=False) as llm:
+        planner = llm._planner
+        assert planner is not None
+        knew: list[int] = []
+        forget = planner.forget_drafts
+
+        def noting_forget(back_to: Any) -> None:
+            forget(back_to)
+            knew.append(n_known(planner._table))
+
+        planner.forget_drafts = noting_forget  # type: ignore[method-assign]
+        for text in ("hello hello", "the sea was calm"):
+            runner.measure(llm, Prompt("1", "x", text), sampling, 3, remember=True)
+    # at first nothing, then the first prompt, which is the same before each repeat
+    assert knew[:3] == [0, 0, 0]
+    assert knew[3] > 0
+    assert knew[3:] == [knew[3]] * 3
+
+
+def n_known(table: Any) -> int:
+    """Tokens behind which a table has a draft."""
+    return 0 if table is None else sum(len(table.draft(-1, token, 1)[0]) for token in range(400))
+
+
+def test_an_interrupted_run_that_remembers_learns_what_it_had_learnt(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "out.json"
+    lines = [json.dumps({"prompt": f"hello {word}", "id": word}) for word in ("sea", "sky")]
+    prompts.write_text("\n".join(lines) + "\n")
+    done = bench(tiny_llama, "--prompts", prompts, "--remember", "--json", out, *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert "drafts know the prompts before" in done.stdout
+    value = json.loads(out.read_text())
+    value["records"] = value["records"][:1]
+    out.write_text(json.dumps(value))
+    done = bench(tiny_llama, "--prompts", prompts, "--remember", "--json", out, *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(out.read_text())["records"]) == 2
+    done = bench(tiny_llama, "--prompts", prompts, "--json", out, *SMALL)
+    assert done.returncode == 2
+    assert "remember" in done.stderr
 
 
 # forced drafts -------------------------------------------------------------------------------------------------------

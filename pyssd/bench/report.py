@@ -43,6 +43,7 @@ def _head(settings: Mapping[str, Any]) -> str:
     return (
         f"{settings['model']['name']}: {settings['tokens']} tokens, {sampling}, {settings['repeats']} pairs"
         f" of plain and pyssd a prompt, {settings['n_threads']} threads, exactness level {settings['exactness']}"
+        + (", drafts know the prompts before" if settings.get("remember") else "")
     )
 
 

@@ -133,6 +133,7 @@ def measure(
     *,
     peers: Mapping[str, PeerRun] | None = None,
     force: Callable[[Run], AbstractContextManager[None]] | None = None,
+    remember: bool = False,
 ) -> dict[str, Any]:
     """Run one prompt in pairs, and peers after each pair.
 
@@ -143,6 +144,7 @@ def measure(
         repeats: pairs.
         peers: name to what runs it on the tokens of the prompt.
         force: makes what is entered around a pyssd run from the plain run before it.
+        remember: drafts know the prompts measured before this one, never this one.
 
     Returns:
         The prompt's record, JSON values only.
@@ -150,9 +152,10 @@ def measure(
     plain: list[Run] = []
     fast: list[Run] = []
     others: dict[str, list[Mapping[str, Any]]] = {name: [] for name in peers or {}}
+    memory = llm.draft_memory() if remember else None
     for _ in range(repeats):
         plain.append(run_once(llm, prompt.text, sampling, "off"))
-        llm.forget_drafts()
+        llm.forget_drafts(memory)
         with nullcontext() if force is None else force(plain[-1]):
             fast.append(run_once(llm, prompt.text, sampling, "auto"))
         tokens = plain[0].evaluated[: plain[0].n_prompt].tolist()

@@ -73,6 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of sampling and of the intervals (default: %(default)s)",
     )
     group.add_argument(
+        "--remember",
+        action="store_true",
+        help="let drafts know the prompts before the one that is measured, as one request knows those before it"
+        " (default: they know nothing)",
+    )
+    group.add_argument(
         "--synthetic-acceptance",
         type=float,
         metavar="A",
@@ -129,7 +135,16 @@ def run(args: argparse.Namespace) -> int:
         force = None
         if args.synthetic_acceptance is not None:
             force = Forcing(llm, args.synthetic_acceptance, setting.sampling.seed)
-        _measure(llm, chosen, results, args.repeats, runners(names, setting), force, setting)
+        _measure(
+            llm,
+            chosen,
+            results,
+            args.repeats,
+            runners(names, setting),
+            force,
+            setting,
+            remember=args.remember,
+        )
     result = results.as_dict()
     for line in report.lines(result):
         print(line)
@@ -209,6 +224,7 @@ def _results(
         "lora": None if args.lora is None else Path(args.lora).name,
         "peers": peers,
         "draft_model": args.draft_model if "draft" in peers else None,
+        "remember": True if args.remember else None,  # None: files from before the option go on
         "synthetic_acceptance": args.synthetic_acceptance,
         "processor": machine.processor(),
     }
@@ -233,6 +249,8 @@ def _measure(
     peers: dict[str, PeerRun],
     force: Forcing | None,
     setting: PeerSetting,
+    *,
+    remember: bool,
 ) -> None:
     """Run what is not in the results yet."""
     from pyssd.bench import runner
@@ -244,11 +262,22 @@ def _measure(
         output.note(f"{len(chosen) - len(todo)} of {len(chosen)} prompts are finished already")
     with _named(todo[0]):
         seconds = runner.warm_up(llm, todo[0].text, setting.sampling)
+    llm.forget_drafts()
+    if remember:  # what an interrupted run had learnt
+        for prompt in chosen:
+            if results.has(prompt):
+                runner.run_once(llm, prompt.text, setting.sampling, "auto")
     results.note_warm_up(seconds)
     for prompt in todo:
         with _named(prompt):
             record = runner.measure(
-                llm, prompt, setting.sampling, repeats, peers=peers, force=force
+                llm,
+                prompt,
+                setting.sampling,
+                repeats,
+                peers=peers,
+                force=force,
+                remember=remember,
             )
         if force is not None:
             record["synthetic"] = force.take()
