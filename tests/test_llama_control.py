@@ -32,7 +32,7 @@ class FakeSession:
         self.n_steps = 0
 
     def counters(self) -> dict[str, float]:
-        return {"draft_seconds": 0.0, "verify_seconds": 0.0}
+        return {"draft_seconds": 0.0, "verify_seconds": 0.0, "guard_rows": 0.0}
 
     def graphs_built(self) -> dict[str, int]:
         return {"target": 0, "draft": 0, "scout": 0}
@@ -53,7 +53,9 @@ class FakeSession:
         self.n_steps += max_len
         return np.full(max_len, 7, np.int32), np.ones(max_len, np.float32)
 
-    def verify(self, chain: int, last: int, draft: npt.NDArray[np.int32]) -> Any:
+    def verify(
+        self, chain: int, last: int, draft: npt.NDArray[np.int32], guard: float = 0.0
+    ) -> Any:
         self.widths.append(len(draft) + 1)
         emitted = []
         for row in range(len(draft) + 1):
@@ -136,7 +138,9 @@ class CyclicSession(FakeSession):
         self.n_steps += max_len
         return np.full(max_len, 9, np.int32), np.ones(max_len, np.float32)
 
-    def verify(self, chain: int, last: int, draft: npt.NDArray[np.int32]) -> Any:
+    def verify(
+        self, chain: int, last: int, draft: npt.NDArray[np.int32], guard: float = 0.0
+    ) -> Any:
         self.widths.append(len(draft) + 1)
         self.clock += 1.0 + 0.1 * len(draft)
         emitted = []
