@@ -1,7 +1,7 @@
 #!/bin/bash
 # Reproduce benchmarks/results/bench-*.json with `pyssd bench`, from the root of a checkout:
 #
-#     benchmarks/bench.sh [never-slower] [sampling] [formats] [peers] [synthetic] [classics]
+#     benchmarks/bench.sh [never-slower] [sampling] [formats] [peers] [synthetic] [classics] [remember]
 #
 # Without names: all, in this order (hours on two cores). Each file is continued where an earlier run stopped; delete it to
 # measure it again. `python benchmarks/tables.py` shows the files as tables and says which cells break a promise.
@@ -22,6 +22,7 @@ PEER_DOMAINS=${PEER_DOMAINS:-chat code code_edit gsm8k summarization text_to_sql
 PEER_LIMIT=${PEER_LIMIT:-5}
 SAMPLED=${SAMPLED:-$SMALL $LARGE}
 FORMATS=${FORMATS:-F16 Q8_0}
+REMEMBER=${REMEMBER:-$LARGE}
 
 # files of these domains
 data() { printf "$DATA/%s.dev.jsonl " "$@"; }
@@ -76,10 +77,18 @@ classics() {
     bench "$LARGE-classics" "$LARGE" --prompts benchmarks/classics.jsonl --tokens 256 --repeats 3
 }
 
+# drafts know the prompts before the one that is measured, as one request knows those before it
+remember() {
+    for model in $REMEMBER; do
+        bench "$model-remember" "$model" --prompts $(data chat code gsm8k text_to_sql storytelling) --limit 5 --tokens 96 \
+            --repeats 3 --remember
+    done
+}
+
 for name in "${@:-all}"; do
     case $name in
-        never-slower | sampling | formats | peers | synthetic | classics) "$name" ;;
-        all) for each in never-slower sampling formats peers synthetic classics; do "$each"; done ;;
+        never-slower | sampling | formats | peers | synthetic | classics | remember) "$name" ;;
+        all) for each in never-slower sampling formats peers synthetic classics remember; do "$each"; done ;;
         *) echo "bench.sh: there is no $name; see its first lines" >&2; exit 2 ;;
     esac
 done
