@@ -25,8 +25,11 @@ public:
         return std::clamp(text.ratio(PRIOR, PRIOR * before), MIN, MAX);
     }
 
+    // more hits than stated are fewer misses too: what is likely does not become certain by a text that is easy
     float corrected(double chance) const {
-        return (float) std::min(CERTAIN, chance * factor());
+        const double f = factor();
+        const double raised = std::min(CERTAIN, chance * f);
+        return (float) (f > 1.0 ? std::min(raised, 1.0 - (1.0 - chance) / f) : raised);
     }
 
     // another text begins: what the one before was like counts little
@@ -57,7 +60,7 @@ private:
     static constexpr double START_PRIOR = 4.0;
     static constexpr double AT_FIRST = 0.7; // of the chances, before any start was seen
     static constexpr double KEPT = 0.25;
-    static constexpr double MIN = 0.1, MAX = 1.5;
+    static constexpr double MIN = 0.1, MAX = 2.2;
     static constexpr double CERTAIN = 0.98;
     static constexpr int32_t N_START = 16;
 

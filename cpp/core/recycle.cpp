@@ -12,9 +12,11 @@ static constexpr double DECAY = 0.98; // about fifty trials of a kind count
 static constexpr double PRIOR_TRIALS = 8.0;
 
 // odds before anything is known, found in a replay of 42 prompts on a 1.5B: of an entry that was never found again, by
-// [pair or single][row or copy][another text or this one]; then what each streak and an agreement make of them
-static constexpr double PRIOR_ODDS[] = {0.40, 0.51, 0.10, 2.05, 0.12, 0.27, 0.03, 0.35};
+// [pair or single][row or copy][another text or this one]; then what each streak, tokens in a row that the table had, and an
+// agreement of pair and single make of them
+static constexpr double PRIOR_ODDS[] = {0.32, 0.40, 0.09, 1.40, 0.11, 0.26, 0.03, 0.30};
 static constexpr double PRIOR_STREAK[] = {1.0, 1.9, 7.5};
+static constexpr double PRIOR_RUN[] = {1.0, 1.4, 2.1};
 static constexpr double PRIOR_AGREES = 1.5;
 
 recycle_table::recycle_table(int32_t n_vocab) : n_vocab(n_vocab) {
@@ -90,6 +92,7 @@ void recycle_table::learn_one(int32_t before, int32_t token, int32_t top, bool i
 
 void recycle_table::begin(const int32_t * tokens, int32_t n) {
     drop_draft();
+    run = 0;
     bias.fade();
     n_texts++;
     // a long text must neither take time nor drive out all that rows have told
@@ -105,20 +108,21 @@ void recycle_table::learn(int32_t before, const int32_t * tokens, const int32_t 
     }
 }
 
-int32_t recycle_table::cell_of(const entry & single, const entry * pair) const {
+int32_t recycle_table::cell_of(const entry & single, const entry * pair, int32_t run) const {
     const entry & e = pair != nullptr ? *pair : single;
     const bool agrees = pair != nullptr && single.id == pair->id;
     const bool is_fresh = e.text == n_texts;
-    return (((pair != nullptr ? 0 : 4) + (e.is_copied ? 2 : 0) + (is_fresh ? 1 : 0)) * 2 + (agrees ? 1 : 0)) *
-               N_STREAKS +
-           e.streak;
+    const int32_t kind = (pair != nullptr ? 0 : 4) + (e.is_copied ? 2 : 0) + (is_fresh ? 1 : 0);
+    return ((kind * 2 + (agrees ? 1 : 0)) * N_STREAKS + e.streak) * N_RUNS + std::min(run, N_RUNS - 1);
 }
 
 float recycle_table::chance_of(int32_t cell) const {
     const outcome & o = outcomes[cell];
-    const int32_t agrees = cell / N_STREAKS % 2;
-    const double odds =
-        PRIOR_ODDS[cell / (2 * N_STREAKS)] * PRIOR_STREAK[cell % N_STREAKS] * (agrees ? PRIOR_AGREES : 1.0);
+    const int32_t run = cell % N_RUNS;
+    const int32_t streak = cell / N_RUNS % N_STREAKS;
+    const bool agrees = cell / (N_RUNS * N_STREAKS) % 2 != 0;
+    const int32_t kind = cell / (N_RUNS * N_STREAKS * 2);
+    const double odds = PRIOR_ODDS[kind] * PRIOR_STREAK[streak] * PRIOR_RUN[run] * (agrees ? PRIOR_AGREES : 1.0);
     return (float) ((o.hits + PRIOR_TRIALS * odds / (1.0 + odds)) / (o.trials + PRIOR_TRIALS));
 }
 
@@ -137,7 +141,7 @@ const recycle_draft & recycle_table::draft(int32_t before, int32_t token, int32_
         if (id < 0) {
             break;
         }
-        const int32_t cell = cell_of(single, pair);
+        const int32_t cell = cell_of(single, pair, run + i);
         last.tokens.push_back(id);
         last.chances.push_back(bias.corrected(chance_of(cell)));
         last_cells.push_back(cell);
@@ -156,8 +160,13 @@ void recycle_table::extend(const int32_t * ids, int32_t n) {
         o.hits = o.hits * DECAY + (is_hit ? 1.0 : 0.0);
         o.trials = o.trials * DECAY + 1.0;
         if (!is_hit) {
+            run = 0;
             break;
         }
+        run++;
+    }
+    if (n_known < n) {
+        run = 0; // what came behind was not drafted
     }
     drop_draft();
 }

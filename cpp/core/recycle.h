@@ -60,14 +60,16 @@ private:
         entry top;
     };
 
-    // of drafted tokens of one kind: decayed counts of what came true
+    // of drafted tokens of one kind: decayed counts of what came true. A kind counts the tokens before that the table had right,
+    // drafted ones among them: to go on copying is likelier than to begin.
     struct outcome {
         double hits = 0.0;
         double trials = 0.0;
     };
 
     static constexpr int32_t N_STREAKS = 3;
-    static constexpr int32_t N_CELLS = 2 * 2 * 2 * 2 * N_STREAKS;
+    static constexpr int32_t N_RUNS = 3;
+    static constexpr int32_t N_CELLS = 2 * 2 * 2 * 2 * N_STREAKS * N_RUNS;
 
     bool is_token(int32_t id) const {
         return id >= 0 && id < n_vocab;
@@ -78,13 +80,14 @@ private:
     void learn_one(int32_t before, int32_t token, int32_t top, bool is_copied);
     size_t bucket_of(int32_t before, int32_t token) const;
     const entry * find_pair(int32_t before, int32_t token) const;
-    int32_t cell_of(const entry & single, const entry * pair) const;
+    int32_t cell_of(const entry & single, const entry * pair, int32_t run) const;
     float chance_of(int32_t cell) const;
 
     int32_t n_vocab;
     uint16_t n_texts = 0;          // modulo 2^16: an entry that seems fresh by mistake is only overrated
     std::vector<entry> singles;    // [n_vocab]
     std::vector<pair_entry> pairs; // [N_PAIRS / N_WAYS, N_WAYS], the latest first
+    int32_t run = 0;               // tokens in a row up to here that the table had
     recycle_draft last;
     std::vector<int32_t> last_cells; // of outcomes, one a token of the last draft
     std::vector<outcome> outcomes;   // [N_CELLS]
