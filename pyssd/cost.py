@@ -29,6 +29,7 @@ _CUT_GUESS = 1.5  # the same where there was only a guess
 _HALF_LIFE = (
     256.0  # passes in which half of a width's correction is forgotten if it does not come up
 )
+_SHARED = 0.5  # of what the widths beside it are off by, for a width that did not come up yet
 _CELLS = 64  # cells that share a table
 _MAX_AGE = 64  # passes after which a table is made anew, since corrections fade
 _LASTS = 32  # passes after which it is made anew in any case
@@ -244,9 +245,14 @@ class CostModel:
         return seen.own * math.pow(0.5, (self._n_passes - seen.last) / _HALF_LIFE)
 
     def _knots(self) -> tuple[list[int], list[float]]:
-        seen = self._widths
-        widths = sorted({*seen, *self._table.verify})
-        return widths, [self._effective(seen[w]) if w in seen else 0.0 for w in widths]
+        seen = sorted(self._widths)
+        values = [self._effective(self._widths[width]) for width in seen]
+        # a width that was measured but did not come up yet shares in what its neighbours are off by: where memory or the
+        # processor is slower than it was then, that shows in all wide passes
+        new = [width for width in self._table.verify if width not in self._widths] if seen else []
+        values += [_SHARED * value for value in np.interp(new, seen, values).tolist()]
+        knots = sorted(zip(seen + new, values, strict=True))
+        return [width for width, _ in knots], [value for _, value in knots]
 
     def _correction(self, width: int) -> float:
         if width in self._widths:
