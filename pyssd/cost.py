@@ -245,11 +245,13 @@ class CostModel:
         return seen.own * math.pow(0.5, (self._n_passes - seen.last) / _HALF_LIFE)
 
     def _knots(self) -> tuple[list[int], list[float]]:
+        if not self._widths:
+            return [], []
         seen = sorted(self._widths)
         values = [self._effective(self._widths[width]) for width in seen]
         # a width that was measured but did not come up yet shares in what its neighbours are off by: where memory or the
         # processor is slower than it was then, that shows in all wide passes
-        new = [width for width in self._table.verify if width not in self._widths] if seen else []
+        new = [width for width in self._table.verify if width not in self._widths]
         values += [_SHARED * value for value in np.interp(new, seen, values).tolist()]
         knots = sorted(zip(seen + new, values, strict=True))
         return [width for width, _ in knots], [value for _, value in knots]

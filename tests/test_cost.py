@@ -269,7 +269,7 @@ def test_wide_passes_that_are_all_dearer_are_known_from_those_that_came_up() -> 
     follow(costs, [1, 4, 1, 8, 1, 1] * 40, {4: 1.2, 8: 1.2})
     wide = costs.table(0)[16]
     assert wide == pytest.approx(1.1 * VERIFY[16], rel=0.03)
-    follow(costs, [16], {16: 1.2})
+    follow(costs, [16] * 4, {16: 1.2})
     assert wide < costs.table(0)[16] < 1.21 * VERIFY[16]
 
 
