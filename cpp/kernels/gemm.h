@@ -14,8 +14,19 @@ namespace pyssd {
 constexpr int max_cols = 8;
 
 // The hardware follows one stream of addresses well, but not while the core is busy with many columns: ask for the lines
-// that will be needed a few microseconds from now. Tiles lie one after the other, so this also starts the next one.
+// that will be needed a few microseconds from now. Tiles lie one after the other, so this also starts the next one. One
+// column takes so little time that the lines may come to L1; for more they wait in L2, where they are not in the way of the
+// columns and can be asked for earlier (Zen 4, 1.5B Q4_K_M: V(4) 1.02-1.14 instead of 1.14-1.38, V(8) 1.3-1.7 instead of 1.5-2.0).
 constexpr int64_t prefetch_ahead = 6 * 1024;
+
+template <int M>
+inline void prefetch(const void * p, int64_t at) {
+    if constexpr (M == 1) {
+        __builtin_prefetch((const char *) p + prefetch_ahead + at, 0, 3);
+    } else {
+        __builtin_prefetch((const char *) p + 2 * prefetch_ahead + at, 0, 2);
+    }
+}
 
 // the two groups (of four weights each) that vector v of a sub-block holds
 template <class V, class tile>
@@ -151,7 +162,7 @@ void gemm_k(const tile * w, int64_t n_blocks, const void * const * cols, float *
             const int k = s * tile::sub_size;
             constexpr int share = sizeof(tile) * tile::sub_size / 256;
             for (int at = 0; at < share; at += 64) {
-                __builtin_prefetch((const char *) w + prefetch_ahead + s * share + at);
+                prefetch<M>(w, s * share + at);
             }
             dot_vector<V, tile, 0, M>(*w, s, k, acc, a);
             dot_vector<V, tile, 1, M>(*w, s, k, acc, a);
@@ -201,7 +212,7 @@ void gemm_32(const tile * w, int64_t n_blocks, const void * const * cols, float 
     }
     for (int64_t i = 0; i < n_blocks; ++i, ++w) {
         for (size_t at = 0; at < sizeof(tile); at += 64) {
-            __builtin_prefetch((const char *) w + prefetch_ahead + at);
+            prefetch<M>(w, at);
         }
         dot_sum<V, max_weight<tile>> acc[M];
         for (int j = 0; j < M; ++j) {
